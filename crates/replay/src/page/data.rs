@@ -19,9 +19,9 @@ const ROWS: u64 = 40;
 const ROW_BYTES_MIN: u64 = 2 << 20;
 /// What a wide screen shows of a row.
 const ROW_PIXELS: u64 = 1024;
-/// Of one map, and of all; they bound the page's size.
+/// Of one map, and of all but those at peaks; they bound the page's size.
 const MAP_WEIGHT_MAX: usize = 4000;
-const MAPS_WEIGHT_MAX: usize = 120_000;
+const MAPS_WEIGHT_MAX: usize = 130_000;
 /// Layouts are large, so few of them are there at once.
 const THREADS_MAX: usize = 4;
 const LETTERS_MAX: usize = 20_000;
@@ -102,13 +102,30 @@ pub(super) fn json(trace: &Trace, runs: &[Run], options: &PageOptions) -> Result
     let peak = runs.iter().map(|run| run.peak.mapped_bytes).max().unwrap_or(0);
     let row = row_bytes(peak);
     let mut maps = maps(trace, runs, &steps, &owners, (row / ROW_PIXELS).max(1))?;
+    let at_peak = |(run, maps): (&Run, &mut Vec<Map>)| {
+        let peak = steps.iter().position(|step| *step == run.peak.step)?;
+        maps.get_mut(peak).map(std::mem::take)
+    };
+    // Peaks are looked at most, and keep what a map may have.
+    let peaks: Vec<Option<Map>> = runs.iter().zip(&mut maps).map(at_peak).collect();
     lighten(&mut maps, row / ROW_PIXELS);
+    for ((run, maps), peak) in runs.iter().zip(&mut maps).zip(peaks) {
+        let at = steps.iter().position(|step| *step == run.peak.step);
+        if let (Some(peak), Some(place)) = (peak, at.and_then(|at| maps.get_mut(at))) {
+            *place = peak;
+        }
+    }
     let unit = maps.iter().flatten().flat_map(Map::sizes).fold(0, gcd).max(1);
 
     let usable = runs.iter().map(|run| run.card.usable_bytes()).max().unwrap_or(0);
     let highest = live.iter().copied().max().unwrap_or(0).max(peak);
     let highest = highest.max(claims::top_bytes(&options.claims, &claims));
     let mut frames = Frames::of(trace);
+    // What is shown first has its frames first.
+    let first = runs.first().and_then(|run| steps.iter().position(|step| *step == run.peak.step));
+    for (stack, _) in first.iter().flat_map(|at| &holders[*at].rows) {
+        frames.stack(*stack);
+    }
     let holders: Vec<HoldersData> =
         holders.iter().map(|holders| HoldersData::of(holders, &mut frames, &owners)).collect();
     let (frames, stacks) = frames.finish();

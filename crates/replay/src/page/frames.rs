@@ -8,6 +8,8 @@ use crate::trace::{StackNumber, Trace};
 const DEPTH_MAX: usize = 64;
 /// Longer lines are cut.
 const LETTERS_MAX: usize = 400;
+/// When there are so many bytes of text, further stacks have their own frame and what is known of others.
+const TEXT_BYTES_MAX: usize = 600_000;
 const UNKNOWN: &str = "unknown";
 
 /// The innermost frame that is neither PyTorch's own nor of C++; the innermost one if there is no such.
@@ -31,6 +33,7 @@ fn is_foreign(frame: &str) -> bool {
 pub(super) struct Frames<'t> {
     trace: &'t Trace,
     texts: Vec<String>,
+    text_bytes: usize,
     known: HashMap<&'t str, usize>,
     stacks: Vec<(usize, Vec<usize>)>,
     numbers: HashMap<StackNumber, usize>,
@@ -39,7 +42,7 @@ pub(super) struct Frames<'t> {
 impl<'t> Frames<'t> {
     pub(super) fn of(trace: &'t Trace) -> Self {
         let (texts, known, stacks, numbers) = Default::default();
-        Self { trace, texts, known, stacks, numbers }
+        Self { trace, texts, text_bytes: 0, known, stacks, numbers }
     }
 
     /// The number of a stack among those that were asked for.
@@ -48,21 +51,34 @@ impl<'t> Frames<'t> {
             return *known;
         }
         let stack = frames_of(self.trace, number);
-        let mut frames: Vec<usize> = stack.iter().take(DEPTH_MAX).map(|frame| self.text(frame)).collect();
-        if stack.len() > DEPTH_MAX {
-            self.texts.push(format!("and {} more", stack.len() - DEPTH_MAX));
+        let own_at = own_at(stack).filter(|at| *at < DEPTH_MAX).unwrap_or(0);
+        let (mut frames, mut own, mut left_out) = (Vec::new(), 0, stack.len().saturating_sub(DEPTH_MAX));
+        for (at, frame) in stack.iter().take(DEPTH_MAX).enumerate() {
+            let has_space = self.text_bytes < TEXT_BYTES_MAX;
+            if at == own_at {
+                own = frames.len();
+            }
+            if at == own_at || has_space || self.known.contains_key(frame.as_str()) {
+                frames.push(self.text(frame));
+            } else {
+                left_out += 1;
+            }
+        }
+        if left_out > 0 {
+            self.texts.push(format!("and {left_out} more"));
             frames.push(self.texts.len() - 1);
         }
-        let own_at = own_at(stack).filter(|at| *at < frames.len()).unwrap_or(0);
+        let own_at = own;
         self.stacks.push((own_at, frames));
         self.numbers.insert(number, self.stacks.len() - 1);
         self.stacks.len() - 1
     }
 
     fn text(&mut self, frame: &'t str) -> usize {
-        let texts = &mut self.texts;
+        let (texts, text_bytes) = (&mut self.texts, &mut self.text_bytes);
         *self.known.entry(frame).or_insert_with(|| {
             texts.push(shortened(frame));
+            *text_bytes += texts.last().map_or(0, String::len);
             texts.len() - 1
         })
     }
@@ -117,5 +133,25 @@ mod tests {
         assert_eq!(texts[0], format!("…{}", "ä".repeat(LETTERS_MAX)));
         assert_eq!(texts[*stacks[1].last().unwrap()], "and 36 more");
         assert_eq!(texts.len(), 1 + 64 + 1, "what two stacks have is there once");
+    }
+
+    #[test]
+    fn all_texts_together_have_a_bound_and_each_stack_its_own_frame() {
+        let stack = |number: usize| {
+            let mut frames: Vec<String> = (0..50).map(|at| format!("{}{at}.py:{number} f", "x".repeat(90))).collect();
+            frames.insert(3, format!("/torch/{number}"));
+            frames.rotate_left(3);
+            frames
+        };
+        let trace = Trace { stacks: (0..500).map(stack).collect(), ..Trace::default() };
+        let mut frames = Frames::of(&trace);
+        (0..500).for_each(|number| assert_eq!(u32::try_from(frames.stack(number)), Ok(number)));
+        let (texts, stacks) = frames.finish();
+        assert!(texts.iter().map(String::len).sum::<usize>() < TEXT_BYTES_MAX * 5 / 4);
+        for (number, stack) in stacks.iter().enumerate() {
+            assert_eq!(texts[stack[1 + stack[0]]], own(&trace.stacks[number]));
+        }
+        assert_eq!(stacks[499].len(), 3);
+        assert!(texts[stacks[499][2]].starts_with("and "));
     }
 }

@@ -39,6 +39,15 @@ function percent(part, all) {
   const share = all ? 100 * part / all : 0;
   return share > 0 && share < 0.1 ? "< 0.1 %" : `${share.toFixed(share < 10 ? 1 : 0)} %`;
 }
+// `path:line function`, as the function and where it is.
+function parted(text) {
+  const [, path, name] = /^(.*?:\d+) (.+)$/.exec(text) ?? [];
+  return name ? [name, path] : [text, ""];
+}
+function brief(text) {
+  const [name, path] = parted(text);
+  return path ? `${name}, ${path.split("/").pop()}` : name;
+}
 const hex = (addr) => `0x${addr.toString(16)}`;
 function summed(differences) {
   let sum = 0;
@@ -98,6 +107,12 @@ function sample(one) {
   return svg;
 }
 
+// Long names break where settings begin.
+function broken(name) {
+  const node = el("span");
+  for (const piece of name.split(/(?<=[:,_])/)) node.append(piece, el("wbr"));
+  return node;
+}
 function cell(row, className, label) {
   const node = el("div", className);
   node.setAttribute("role", "cell");
@@ -112,7 +127,7 @@ for (const one of series) {
   const button = el("button", "toggle");
   button.type = "button";
   button.setAttribute("aria-pressed", "true");
-  button.append(sample(one), el("span", "", one.name));
+  button.append(sample(one), broken(one.name));
   button.onclick = () => {
     one.isShown = !one.isShown;
     button.setAttribute("aria-pressed", String(one.isShown));
@@ -189,7 +204,7 @@ function drawChart() {
   const unit = highest >= 2 * GIB ? GIB : highest >= 2 * MIB ? MIB : highest >= 2 * KIB ? KIB : 1;
   const unitName = { [GIB]: "GiB", [MIB]: "MiB", [KIB]: "KiB", 1: "B" }[unit];
   const tick = tickOf(highest / unit, 6);
-  const roof = Math.max(highest * 1.04, tick * unit);
+  const roof = Math.max(highest * (data.claims.length ? 1.1 : 1.04), tick * unit);
   scale = {
     left, right, top, bottom,
     x: (step) => left + (right - left) * step / Math.max(data.steps, 1),
@@ -233,7 +248,7 @@ function drawChart() {
   if (usableOne.isShown && data.runs.length) {
     const y = hasUsable ? Math.round(scale.y(data.usable)) + 0.5 : top + 2;
     if (hasUsable) draw(svg, "path", { class: "usable", d: `M${left} ${y}H${right}` });
-    draw(svg, "text", { class: "usable-label halo end", x: right - 4, y: hasUsable ? y + 15 : y + 9 }, `${bytes(data.usable)} usable${hasUsable ? "" : " ↑"}`);
+    draw(svg, "text", { class: "usable-label halo", x: left + 6, y: hasUsable ? y + 15 : y + 9 }, `${bytes(data.usable)} usable${hasUsable ? "" : " ↑"}`);
   }
   // The first ones lie on top.
   for (const one of series.filter(({ kind, isShown }) => kind === "line" && isShown).reverse()) {
@@ -327,7 +342,9 @@ function choose(index) {
 
 // ---- Addresses
 
-const canvas = at("map"), ROW_HEIGHT = 12, ROW_GAP = 3;
+const canvas = at("map"), ROW_GAP = 3, HEIGHT = 420;
+// Few rows are higher.
+let rowHeight = 12;
 const SEGMENT_GAP = 0.004, UNMAPPED_MAX = 0.2;
 let map = null;
 let part = -1;
@@ -395,7 +412,8 @@ const reserved = new Map();
 function reserve() {
   const maps = data.maps[Number(setups.value)] ?? [];
   if (!reserved.has(maps)) reserved.set(maps, maps.reduce((most, numbers) => Math.max(most, placed(decoded(numbers).pieces).rows), 4));
-  canvas.style.height = `${reserved.get(maps) * (ROW_HEIGHT + ROW_GAP)}px`;
+  rowHeight = clamp(Math.floor(HEIGHT / reserved.get(maps)) - ROW_GAP, 10, 22);
+  canvas.style.height = `${reserved.get(maps) * (rowHeight + ROW_GAP)}px`;
 }
 
 const colours = new Map();
@@ -470,7 +488,7 @@ function drawMap() {
   const cached = hatch(pen, dpr), card = colour("card"), edge = colour("muted");
   cached.setTransform(new DOMMatrix([1 / dpr, 0, 0, 1 / dpr, 0, 0]));
   for (const { row, from, to, number, isEnd } of map.rects) {
-    const { cell } = map.cells[number], y = row * (ROW_HEIGHT + ROW_GAP);
+    const { cell } = map.cells[number], y = row * (rowHeight + ROW_GAP);
     // Whole pixels, so that neighbours touch.
     const x = Math.round(from * width * dpr) / dpr, end = Math.max(Math.round(to * width * dpr) / dpr, x + 1 / dpr);
     const wide = end - x;
@@ -478,7 +496,7 @@ function drawMap() {
     let top = y;
     for (const [size, fill] of [[cell.cached, cached], [cell.unmapped, null], [cell.live, colour(`o${Math.max(cell.owner, 0)}`)]]) {
       if (!size) continue;
-      const high = ROW_HEIGHT * size / cell.bytes;
+      const high = rowHeight * size / cell.bytes;
       if (fill) {
         pen.fillStyle = fill;
         pen.fillRect(x, top, wide, high);
@@ -492,14 +510,14 @@ function drawMap() {
     }
     if (separator) {
       pen.fillStyle = card;
-      pen.fillRect(end - separator, y, separator, ROW_HEIGHT);
+      pen.fillRect(end - separator, y, separator, rowHeight);
     }
   }
   if (part >= 0) {
     pen.strokeStyle = colour("text");
     pen.lineWidth = 2;
     for (const { row, from, to } of map.rects.filter(({ number }) => number === part)) {
-      pen.strokeRect(from * width, row * (ROW_HEIGHT + ROW_GAP) - 1, Math.max((to - from) * width, 2), ROW_HEIGHT + 2);
+      pen.strokeRect(from * width, row * (rowHeight + ROW_GAP) - 1, Math.max((to - from) * width, 2), rowHeight + 2);
     }
   }
 }
@@ -511,7 +529,7 @@ function showPart(number) {
   let text = "";
   if (found) {
     const { cell, piece } = found, what = [];
-    if (cell.live) what.push(`${bytes(cell.live)} live (${cell.parts > 1 ? "most of " : ""}${data.owners[cell.owner] ?? "others"})`);
+    if (cell.live) what.push(`${bytes(cell.live)} live (${cell.parts > 1 ? "most of " : ""}${cell.owner < data.owners.length ? brief(data.owners[cell.owner]) : "others"})`);
     if (cell.cached) what.push(`${bytes(cell.cached)} cached`);
     if (cell.unmapped) what.push(`${bytes(cell.unmapped)} unmapped`);
     const segment = piece.segments > 1 ? `one of ${whole(piece.segments)} small segments` : `segment of ${bytes(piece.bytes)}`;
@@ -525,7 +543,7 @@ function showPart(number) {
 canvas.addEventListener("pointermove", (event) => {
   if (!map) return;
   const box = canvas.getBoundingClientRect(), x = (event.clientX - box.left) / box.width;
-  const row = Math.floor((event.clientY - box.top) / (ROW_HEIGHT + ROW_GAP));
+  const row = Math.floor((event.clientY - box.top) / (rowHeight + ROW_GAP));
   const hit = map.rects.find((one) => one.row === row && one.from <= x && x <= one.to);
   showPart(hit ? hit.number : -1);
 });
@@ -550,7 +568,8 @@ if (data.holders.some(({ rows }) => rows.some((value, index) => index % 4 === 3 
 legend.push(["s-cached", "cached"], ["s-unmapped", "unmapped addresses"]);
 for (const [tone, name] of legend) {
   const item = el("li");
-  item.append(el("span", `swatch ${tone}`), el("span", "", name));
+  item.append(el("span", `swatch ${tone}`), el("span", "", brief(name)));
+  item.title = name;
   at("map-legend").append(item);
 }
 
@@ -599,7 +618,9 @@ function showHolders() {
     count += 1;
     const row = el("tr"), first = el("td"), button = el("button", "who");
     button.type = "button";
-    button.append(el("span", `swatch o${owner}`), marked(el("span"), frames.length ? data.frames[frames[data.stacks[number][0]]] : "unknown", wanted));
+    const [name, path] = parted(frames.length ? data.frames[frames[data.stacks[number][0]]] : "unknown"), words = el("span");
+    words.append(marked(el("span", "name"), name, wanted), marked(el("small"), path, wanted));
+    button.append(el("span", `swatch o${owner}`), words);
     button.setAttribute("aria-expanded", String(unfolded.has(number)));
     button.onclick = () => {
       const isOpen = !unfolded.has(number);

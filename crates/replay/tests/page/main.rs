@@ -5,7 +5,7 @@ use poorwill_replay::page::*;
 fn write() {
     let out = std::env::var("OUT").unwrap();
     let trace = traces::moe();
-    let runs = traces::runs(&trace, 60 * traces::GIB);
+    let runs = traces::runs(&trace, 26 * traces::GIB);
     let claim = |name: &str, gib: u64, from, to| Claim { name: name.into(), bytes: gib * traces::GIB / 100, from_step: from, to_step: to };
     let claims = vec![claim("weights", 2200, 700, 1200), claim("cache", 3400, 830, 1200), claim("graphs", 253, 854, 1200)];
     let options = PageOptions { answer: "It fits 60 GiB with Poorwill's pool, at a peak of 24.55 GiB; PyTorch with max_split_size_mb:20 needs 97 GiB and fails at step 401. Without the split limit it fits, too.".into(), claims };
