@@ -104,12 +104,12 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(5);
         for lines in [1, 3, 9] {
             let all: Vec<Vec<u64>> = (0..lines)
-                .map(|line| (0..50_000 - line * 7000).map(|_| random.u64(1000..9000)).collect())
+                .map(|line| (0..50_000 - line * 5000).map(|_| random.u64(1000..9000)).collect())
                 .collect();
             let mut all = all;
             // A peak and a gap of one step each, and neither at a round place.
             for (line, values) in all.iter_mut().enumerate() {
-                (values[30_011 - line * 3000], values[111 + line]) = (1_000_000, 0);
+                (values[30_011 - line * 3600], values[111 + line]) = (1_000_000, 0);
             }
             let borrowed: Vec<&[u64]> = all.iter().map(Vec::as_slice).collect();
             let found = curves(&borrowed, &[777, 49_000, 99_999], 2000);

@@ -27,7 +27,7 @@ pub use self::svg::svg;
 /// Only the style and the script in the page may load, by their SHA-256. A test computes both.
 const POLICY: &str = "default-src 'none'; \
     style-src 'sha256-PxuHPSFjPAKdtn8nfvl0sRVjRj/RkVyCy4QIAwaGHKY='; \
-    script-src 'sha256-TMdx+N/Lr+JWgOgxn9mnYHlibUY4s8xBlqT2azQB6LY='; \
+    script-src 'sha256-DW828rAwrXE2Yky/id1jUQfxdX3F6a8GBd1yQh7uR00='; \
     img-src data:; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'";
 const STYLE: &str = include_str!("page.css");
 const BODY: &str = include_str!("page.html");

@@ -619,7 +619,7 @@ function showHolders() {
     const row = el("tr"), first = el("td"), button = el("button", "who");
     button.type = "button";
     const [name, path] = parted(frames.length ? data.frames[frames[data.stacks[number][0]]] : "unknown"), words = el("span");
-    words.append(marked(el("span", "name"), name, wanted), marked(el("small"), path, wanted));
+    words.append(marked(el("span", "name"), name, wanted), marked(el("small"), path.replace(/^.*\/(site|dist)-packages\//, ""), wanted));
     button.append(el("span", `swatch o${owner}`), words);
     button.setAttribute("aria-expanded", String(unfolded.has(number)));
     button.onclick = () => {

@@ -17,8 +17,10 @@ const LEGEND_ROW: u64 = 20;
 /// Below these, nothing could be read.
 const WIDTH_MIN: u32 = 320;
 const HEIGHT_MIN: u32 = 200;
-/// What a letter takes, about.
+/// What a letter takes, about and at most.
 const LETTER: u64 = 7;
+const LEGEND_LETTER: u64 = 8;
+const SWATCH: u64 = 34;
 
 const STYLE: &str = "\
 text { font: 13px system-ui, sans-serif; fill: #57606a }
@@ -125,7 +127,9 @@ impl Scale {
         let unit = UNITS.into_iter().find(|(unit, _)| highest >= 2 * unit).unwrap_or(UNITS[3]);
         let tick = tick(highest.div_ceil(unit.0));
         let top = (highest / unit.0 + 1).next_multiple_of(tick);
-        let columns = if width >= 640 { 2 } else { 1 };
+        let longest = runs.iter().map(|run| says(run).chars().count()).max().unwrap_or(0);
+        let longest = u64::try_from(longest).unwrap_or(u64::MAX).saturating_mul(LEGEND_LETTER) + SWATCH;
+        let columns = if 2 * longest <= width - LEFT - RIGHT { 2 } else { 1 };
         let items = u64::try_from(runs.len()).unwrap_or(0) + 2;
         let below = BELOW + items.div_ceil(columns) * LEGEND_ROW;
         let bottom = height.saturating_sub(below).max(TOP + 100);
@@ -256,7 +260,7 @@ impl Svg {
                 "" => String::new(),
                 class => format!("<path class=\"{class}\" d=\"M{x} {}h26\"/>", y - 5),
             };
-            self.line(&format!("{swatch}<text x=\"{}\" y=\"{y}\">{}</text>", x + 34, escaped(&text)));
+            self.line(&format!("{swatch}<text x=\"{}\" y=\"{y}\">{}</text>", x + SWATCH, escaped(&text)));
         }
     }
 }
