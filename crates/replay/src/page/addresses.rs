@@ -74,7 +74,8 @@ impl Map {
                 let mut cell = Cell { parts: 1, ..Cell::default() };
                 match part.state {
                     State::Live(number) => {
-                        (cell.live, cell.owner, cell.owner_bytes) = (part.bytes, owner_of(number), part.bytes);
+                        (cell.live, cell.owner, cell.owner_bytes) =
+                            (part.bytes, owner_of(number), part.bytes);
                     }
                     State::Cached => cell.cached = part.bytes,
                     State::Unmapped => cell.unmapped = part.bytes,
@@ -112,12 +113,7 @@ impl Map {
         let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         for piece in &self.0 {
             let count = i64::try_from(piece.cells.len()).unwrap_or(i64::MAX);
-            numbers.extend([
-                signed(piece.addr),
-                i64::from(piece.pool),
-                i64::from(piece.segments),
-                count,
-            ]);
+            numbers.extend([signed(piece.addr), i64::from(piece.pool), i64::from(piece.segments), count]);
             for cell in &piece.cells {
                 let owner = i64::from(cell.owner);
                 let [live, cached, unmapped] =
@@ -189,9 +185,7 @@ mod tests {
 
     fn sums(map: &Map) -> [u64; 3] {
         let cells = map.0.iter().flat_map(|piece| &piece.cells);
-        cells.fold([0; 3], |sums, cell| {
-            [sums[0] + cell.live, sums[1] + cell.cached, sums[2] + cell.unmapped]
-        })
+        cells.fold([0; 3], |sums, cell| [sums[0] + cell.live, sums[1] + cell.cached, sums[2] + cell.unmapped])
     }
 
     #[test]
@@ -202,7 +196,8 @@ mod tests {
         let segments: Vec<Segment> = (0..400)
             .map(|_| {
                 let parts = (0..random.usize(1..60)).map(|_| {
-                    let bytes = 512 * if random.u8(..) < 8 { random.u64(1..100_000) } else { random.u64(1..50) };
+                    let bytes =
+                        512 * if random.u8(..) < 8 { random.u64(1..100_000) } else { random.u64(1..50) };
                     let (place, state) = match random.u8(0..5) {
                         0 => (1, State::Cached),
                         1 => (2, State::Unmapped),
@@ -245,7 +240,8 @@ mod tests {
             part(30, State::Live(5)),
             part(30, State::Live(5)),
         ];
-        let map = Map::of(&[Segment { addr: 7, pool: 2, parts }], |number| u8::try_from(number).unwrap(), 512);
+        let map =
+            Map::of(&[Segment { addr: 7, pool: 2, parts }], |number| u8::try_from(number).unwrap(), 512);
         assert_eq!(map.numbers(1), [7, 2, 1, 3, -4, 150, 20, 0, 3, 7, 4096, -6, 60, 0, 0, 2]);
         assert_eq!(map.sizes().sum::<u64>(), 150 + 20 + 4096 + 60);
     }

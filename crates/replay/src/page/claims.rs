@@ -50,9 +50,10 @@ pub(super) fn shelves(claims: &[Claim], steps: usize) -> Vec<Vec<Shelf>> {
 
 /// The highest edge of all.
 pub(super) fn top_bytes(claims: &[Claim], shelves: &[Vec<Shelf>]) -> u64 {
-    let tops = claims.iter().zip(shelves).flat_map(|(claim, shelves)| {
-        shelves.iter().map(|shelf| shelf.base.saturating_add(claim.bytes))
-    });
+    let tops = claims
+        .iter()
+        .zip(shelves)
+        .flat_map(|(claim, shelves)| shelves.iter().map(|shelf| shelf.base.saturating_add(claim.bytes)));
     tops.max().unwrap_or(0)
 }
 

@@ -17,8 +17,7 @@ pub(super) struct Curves {
 pub(super) fn curves(all: &[&[u64]], always: &[usize], most: usize) -> Curves {
     let length = all.iter().map(|values| values.len()).max().unwrap_or(0);
     let ends = [0, length.saturating_sub(1)];
-    let forced: BTreeSet<usize> =
-        always.iter().copied().chain(ends).filter(|step| *step < length).collect();
+    let forced: BTreeSet<usize> = always.iter().copied().chain(ends).filter(|step| *step < length).collect();
     let steps: Vec<usize> =
         if length <= most { (0..length).collect() } else { thinned(all, &forced, length, most) };
     let kept = |values: &&[u64]| steps.iter().map_while(|step| values.get(*step).copied()).collect();

@@ -90,9 +90,10 @@ pub(super) fn json(trace: &Trace, runs: &[Run], options: &PageOptions) -> Result
     let (holders, owners) = holders::holders(trace, &steps);
 
     let claims: Vec<Vec<Shelf>> = claims::shelves(&options.claims, trace.steps.len());
-    let always = steps.iter().copied().chain(trace.phases.iter().map(|phase| phase.from)).chain(
-        options.claims.iter().flat_map(|claim| [claim.from_step, claim.to_step.saturating_sub(1)]),
-    );
+    let always =
+        steps.iter().copied().chain(trace.phases.iter().map(|phase| phase.from)).chain(
+            options.claims.iter().flat_map(|claim| [claim.from_step, claim.to_step.saturating_sub(1)]),
+        );
     // There may be a phase for each step.
     let always: Vec<usize> = always.take(POINTS_MAX / 2).collect();
     let lines = runs.iter().map(|run| run.mapped_bytes.as_slice());
@@ -140,7 +141,12 @@ pub(super) fn json(trace: &Trace, runs: &[Run], options: &PageOptions) -> Result
         ceiling: ceiling(highest, usable),
         phases: trace.phases.iter().take(POINTS_MAX).map(|phase| (&*phase.name, phase.from)).collect(),
         live: values.next().unwrap_or_default(),
-        runs: runs.iter().zip(looks(runs)).zip(values).map(|((run, look), mapped)| RunData::of(run, look, mapped)).collect(),
+        runs: runs
+            .iter()
+            .zip(looks(runs))
+            .zip(values)
+            .map(|((run, look), mapped)| RunData::of(run, look, mapped))
+            .collect(),
         points: curves.steps,
         claims: options
             .claims

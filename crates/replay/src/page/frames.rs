@@ -138,7 +138,8 @@ mod tests {
     #[test]
     fn all_texts_together_have_a_bound_and_each_stack_its_own_frame() {
         let stack = |number: usize| {
-            let mut frames: Vec<String> = (0..50).map(|at| format!("{}{at}.py:{number} f", "x".repeat(90))).collect();
+            let mut frames: Vec<String> =
+                (0..50).map(|at| format!("{}{at}.py:{number} f", "x".repeat(90))).collect();
             frames.insert(3, format!("/torch/{number}"));
             frames.rotate_left(3);
             frames

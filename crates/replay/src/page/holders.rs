@@ -55,9 +55,8 @@ const OTHERS: u8 = OWNERS_MAX as u8;
 /// What was held after each of these steps, which rise.
 pub(super) fn holders(trace: &Trace, steps: &[usize]) -> (Vec<Holders>, Owners) {
     let mut held = vec![Holding::default(); trace.stacks.len().max(1)];
-    let place = |stack: StackNumber| {
-        usize::try_from(stack).ok().filter(|at| *at < trace.stacks.len()).unwrap_or(0)
-    };
+    let place =
+        |stack: StackNumber| usize::try_from(stack).ok().filter(|at| *at < trace.stacks.len()).unwrap_or(0);
     let (owner_of, texts) = own_frames(trace);
     let mut most = vec![0_u64; texts.len()];
     let mut found = Vec::with_capacity(steps.len());
@@ -163,7 +162,9 @@ mod tests {
             let sum: u64 = holders.rows.iter().map(|(_, holding)| holding.bytes).sum();
             assert_eq!(sum + holders.rest.1.bytes, live[step], "{step}");
             assert!(holders.rows.is_sorted_by(|one, other| one.1.bytes >= other.1.bytes));
-            assert!(holders.rows.len() <= ROWS_MAX && (holders.rest.0 == 0 || holders.rows.len() == ROWS_MAX));
+            assert!(
+                holders.rows.len() <= ROWS_MAX && (holders.rest.0 == 0 || holders.rows.len() == ROWS_MAX)
+            );
         }
         assert_eq!(found[0].rows[0].1, Holding { bytes: live[0], blocks: 1 });
         assert!(found[3].rest.0 > 0);

@@ -121,7 +121,8 @@ struct Scale {
 impl Scale {
     fn of(trace: &Trace, runs: &[Run], live: &[u64], width: u32, height: u32) -> Self {
         let (width, height) = (u64::from(width), u64::from(height));
-        let peak = runs.iter().map(|run| run.peak.mapped_bytes).chain(live.iter().copied()).max().unwrap_or(0);
+        let peak =
+            runs.iter().map(|run| run.peak.mapped_bytes).chain(live.iter().copied()).max().unwrap_or(0);
         let usable = runs.iter().map(|run| run.card.usable_bytes()).max().unwrap_or(0);
         let (highest, has_usable) = ceiling(peak, usable);
         let unit = UNITS.into_iter().find(|(unit, _)| highest >= 2 * unit).unwrap_or(UNITS[3]);
@@ -256,7 +257,9 @@ impl Svg {
             let x = scale.left + number / rows * ((scale.right - scale.left) / scale.columns);
             let y = scale.bottom + BELOW + 12 + LEGEND_ROW * (number % rows);
             let swatch = match &*class {
-                "live" => format!("<rect class=\"live\" x=\"{x}\" y=\"{}\" width=\"26\" height=\"12\"/>", y - 11),
+                "live" => {
+                    format!("<rect class=\"live\" x=\"{x}\" y=\"{}\" width=\"26\" height=\"12\"/>", y - 11)
+                }
                 "" => String::new(),
                 class => format!("<path class=\"{class}\" d=\"M{x} {}h26\"/>", y - 5),
             };
@@ -268,7 +271,11 @@ impl Svg {
 /// Of a run, in a few words.
 fn says(run: &Run) -> String {
     match run.failure {
-        Some(failure) => format!("{}: fails at step {}", run.setup, thousands(u64::try_from(failure.step).unwrap_or(u64::MAX))),
+        Some(failure) => format!(
+            "{}: fails at step {}",
+            run.setup,
+            thousands(u64::try_from(failure.step).unwrap_or(u64::MAX))
+        ),
         None => format!("{}: peak {}", run.setup, figure(run.peak.mapped_bytes)),
     }
 }
@@ -321,5 +328,8 @@ fn at(count: u64) -> usize {
 #[test]
 fn figures_have_units_that_fit() {
     assert_eq!([0, 5, 3 << 19, 24_251 << 20].map(figure), ["0.00 GiB", "5.00 B", "1.50 MiB", "23.68 GiB"]);
-    assert_eq!([0, 999, 1000, 1_234_567].map(thousands), ["0", "999", "1\u{202f}000", "1\u{202f}234\u{202f}567"]);
+    assert_eq!(
+        [0, 999, 1000, 1_234_567].map(thousands),
+        ["0", "999", "1\u{202f}000", "1\u{202f}234\u{202f}567"]
+    );
 }

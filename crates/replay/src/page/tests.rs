@@ -50,6 +50,10 @@ fn data_of(page: &str) -> Value {
     serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap()
 }
 
+fn step_of(value: &Value) -> usize {
+    usize::try_from(value.as_u64().unwrap()).unwrap()
+}
+
 /// The sums of differences.
 fn summed(differences: &Value) -> Vec<i64> {
     let mut sum = 0;
@@ -105,13 +109,13 @@ fn figures_of_a_page_are_those_of_its_runs() {
         let points = data["points"].as_array().unwrap();
         assert!(points.len() <= 2000);
         let live = trace.live_bytes();
-        assert_eq!(summed(&data["live"]).into_iter().max(), live.iter().max().map(|most| *most as i64));
+        assert_eq!(summed(&data["live"]).into_iter().max(), live.iter().max().map(|most| most.cast_signed()));
         for (run, told) in runs.iter().zip(data["runs"].as_array().unwrap()) {
             let mapped = summed(&told["mapped"]);
             for (step, value) in points.iter().zip(&mapped) {
-                assert_eq!(*value as u64, run.mapped_bytes[step.as_u64().unwrap() as usize]);
+                assert_eq!(value.cast_unsigned(), run.mapped_bytes[step_of(step)]);
             }
-            assert_eq!(mapped.into_iter().max().unwrap() as u64, run.peak.mapped_bytes);
+            assert_eq!(mapped.into_iter().max().unwrap().cast_unsigned(), run.peak.mapped_bytes);
             assert_eq!(told["failure"].is_null(), run.fits());
         }
         assert_eq!(runs.iter().all(|run| !run.fits()), has_failures);
@@ -121,11 +125,12 @@ fn figures_of_a_page_are_those_of_its_runs() {
         let moments = data["moments"].as_array().unwrap();
         for (run, maps) in runs.iter().zip(data["maps"].as_array().unwrap()) {
             let maps = maps.as_array().unwrap();
-            let steps = moments.iter().map(|moment| moment[0].as_u64().unwrap() as usize);
+            let steps = moments.iter().map(|moment| step_of(&moment[0]));
             assert_eq!(maps.len(), steps.clone().filter(|step| *step < run.mapped_bytes.len()).count());
             for (map, step) in maps.iter().zip(steps) {
                 // Poorwill's pool may hold a granule that is at no address.
-                let elsewhere = if run.setup.kind() == crate::allocators::Kind::Poorwill { 2 << 20 } else { 0 };
+                let elsewhere =
+                    if run.setup.kind() == crate::allocators::Kind::Poorwill { 2 << 20 } else { 0 };
                 let (shown, mapped) = (mapped_bytes(map, unit), run.mapped_bytes[step]);
                 assert!((mapped - elsewhere..=mapped).contains(&shown), "{} {step}: {shown}", run.setup);
             }
@@ -133,7 +138,7 @@ fn figures_of_a_page_are_those_of_its_runs() {
         for (holders, moment) in data["holders"].as_array().unwrap().iter().zip(moments) {
             let rows = holders["rows"].as_array().unwrap();
             let sum: u64 = rows.chunks(4).map(|row| row[1].as_u64().unwrap()).sum();
-            let step = moment[0].as_u64().unwrap() as usize;
+            let step = step_of(&moment[0]);
             assert_eq!(sum + holders["rest"][1].as_u64().unwrap(), live[step]);
         }
     }

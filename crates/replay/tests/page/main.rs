@@ -1,27 +1,202 @@
+//! The page of a replay in a browser: what it shows, and that mouse, keyboard and search change it.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used)] // All of it is test code.
+
+mod browser;
 mod traces;
-use poorwill_replay::page::*;
-#[test]
-#[ignore]
-fn write() {
-    let out = std::env::var("OUT").unwrap();
+
+use std::fs;
+use std::path::Path;
+
+use poorwill_replay::page::{Claim, PageOptions, page, svg};
+use serde_json::{Value, json};
+use traces::GIB;
+
+use browser::Browser;
+
+const RIGHT: &str = "\u{e014}";
+const ENTER: &str = "\u{e007}";
+
+/// Stands before scripts.
+const WORDS: &str = "
+    const text = (css) => document.querySelector(css).innerText.trim();
+    const all = (css) => [...document.querySelectorAll(css)];
+    const lines = () => all('#chart path[data-setup]').map((one) => one.dataset.setup);
+    const pixels = () => [...document.querySelector('#map').toDataURL()]
+      .reduce((sum, letter) => (sum * 31 + letter.charCodeAt()) % 1000003, 0);
+    const slide = (value) => { const s = document.querySelector('#moment'); s.value = value;
+      s.dispatchEvent(new Event('input')); };
+    const seek = (words) => { const s = document.querySelector('#search'); s.value = words;
+      s.dispatchEvent(new Event('input')); };
+";
+
+fn see(browser: &Browser, expression: &str) -> Value {
+    browser.run(&format!("{WORDS} return {expression};"))
+}
+
+fn wait(browser: &Browser, expression: &str) {
+    browser.until(&format!("(() => {{ {WORDS} return {expression}; }})()"));
+}
+
+/// A page of the traces' load, on a card of so many bytes.
+fn write_page(path: &Path, total_bytes: u64) {
     let trace = traces::moe();
-    let runs = traces::runs(&trace, 26 * traces::GIB);
-    let claim = |name: &str, gib: u64, from, to| Claim { name: name.into(), bytes: gib * traces::GIB / 100, from_step: from, to_step: to };
-    let claims = vec![claim("weights", 2200, 700, 1200), claim("cache", 3400, 830, 1200), claim("graphs", 253, 854, 1200)];
-    let options = PageOptions { answer: "It fits 60 GiB with Poorwill's pool, at a peak of 24.55 GiB; PyTorch with max_split_size_mb:20 needs 97 GiB and fails at step 401. Without the split limit it fits, too.".into(), claims };
-    std::fs::write(format!("{out}/moe.html"), page(&trace, &runs, &options).unwrap()).unwrap();
-    std::fs::write(format!("{out}/moe.svg"), svg(&trace, &runs, 800, 520)).unwrap();
-    for run in &runs { println!("{} peak {} failure {:?}", run.setup, run.peak.mapped_bytes >> 20, run.failure); }
-    let now = std::time::Instant::now();
-    let n = std::env::var("N").map_or(1_000_000, |n| n.parse().unwrap());
-    let trace = traces::long(n);
-    println!("trace {:?}", now.elapsed());
-    let now = std::time::Instant::now();
-    let runs = traces::runs(&trace, 79 * traces::GIB);
-    println!("replay {:?}", now.elapsed());
-    let now = std::time::Instant::now();
-    let html = page(&trace, &runs, &options).unwrap();
-    println!("page {:?} {} bytes", now.elapsed(), html.len());
-    std::fs::write(format!("{out}/long.html"), html).unwrap();
-    std::fs::write(format!("{out}/long.svg"), svg(&trace, &runs, 800, 520)).unwrap();
+    let runs = traces::runs(&trace, total_bytes);
+    let last = trace.steps.len();
+    let claim = |name: &str, bytes, phase: usize| Claim {
+        name: name.to_owned(),
+        bytes,
+        from_step: trace.phases[phase].from,
+        to_step: last,
+    };
+    let claims =
+        vec![claim("weights", 22 * GIB, 1), claim("cache", 9 * GIB, 2), claim("graphs", GIB * 3 / 2, 3)];
+    let answer =
+        "It needs 31.30 GiB with Poorwill's pool, and 34.59 GiB with PyTorch's allocator.".to_owned();
+    fs::write(path, page(&trace, &runs, &PageOptions { answer, claims }).unwrap()).unwrap();
+    fs::write(path.with_extension("svg"), svg(&trace, &runs, 800, 520)).unwrap();
+}
+
+#[test]
+fn the_page_shows_the_replay_and_follows_mouse_and_keyboard() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("moe.html");
+    write_page(&file, 33 * GIB);
+    let Some(browser) = Browser::start(folder.path()) else {
+        eprintln!("skipped: no Chromium with its chromedriver: the page was not tried in a browser");
+        return;
+    };
+    browser.resize(1200, 900);
+    browser.open(&file);
+    wait(&browser, "text('#answer').startsWith('It needs 31.30 GiB') && lines().length === 7");
+    assert_eq!(see(&browser, "all('#chart .area').length"), 1);
+    assert_eq!(see(&browser, "all('#chart .claim').length"), 3);
+    assert_ne!(see(&browser, "all('#chart .failure').length"), 0, "a run that fails is marked");
+    assert_eq!(see(&browser, "all('#series-rows > div').length"), 9);
+    wait(&browser, "Number(document.querySelector('#map').dataset.parts) > 100");
+    let drawn = see(&browser, "pixels()");
+    assert_ne!(drawn, 0);
+
+    // The legend toggles, and the line comes back.
+    for count in [6, 7] {
+        browser.click("#series-rows .toggle");
+        let pressed = see(&browser, "document.querySelector('.toggle').getAttribute('aria-pressed')");
+        assert_eq!(
+            (see(&browser, "lines().length"), pressed),
+            (count.into(), (count == 7).to_string().into())
+        );
+    }
+
+    // The slider changes the map and who held what; the setup changes the map alone.
+    let before = see(&browser, "text('#map-summary') + text('#held-summary')");
+    browser.run(&format!("{WORDS} slide(3)"));
+    wait(&browser, &format!("text('#map-summary') + text('#held-summary') !== {before}"));
+    assert_ne!(see(&browser, "pixels()"), drawn);
+    let (held, drawn) = (see(&browser, "text('#held')"), see(&browser, "pixels()"));
+    browser.run(
+        "const setup = document.querySelector('#setup'); setup.selectedIndex = 1;
+         setup.dispatchEvent(new Event('change'));",
+    );
+    assert_ne!(see(&browser, "pixels()"), drawn);
+    assert_eq!(see(&browser, "text('#held')"), held);
+
+    // By keyboard: the cursor moves, and its moment is chosen.
+    browser.run("document.querySelector('#chart').focus()");
+    let at = see(&browser, "text('#cursor-at')");
+    browser.keys(RIGHT);
+    assert_ne!(see(&browser, "text('#cursor-at')"), at);
+    let moment = see(&browser, "text('#moment-at')");
+    browser.keys(ENTER);
+    assert_ne!(see(&browser, "text('#moment-at')"), moment);
+    browser.run("document.querySelector('#map').focus()");
+    browser.keys(RIGHT);
+    wait(&browser, "/^0x[0-9a-f]+: /.test(text('#map-reading'))");
+    // By mouse: in the middle of the chart.
+    browser.click("#chart");
+    wait(&browser, "/After step 5\\d\\d of/.test(text('#moment-at')) && text('#cursor-at').includes('load')");
+
+    // A search leaves what has the words, and a stack unfolds.
+    let rows = see(&browser, "all('#holders .who').length").as_u64().unwrap();
+    assert!(rows >= 3, "{rows}");
+    browser.run(&format!("{WORDS} seek('MXFP4.py')"));
+    assert_eq!(see(&browser, "all('#holders .who').length"), 1);
+    assert_eq!(see(&browser, "text('#holders .name')"), "create_scales");
+    assert_eq!(see(&browser, "all('#holders mark').length > 0"), true);
+    browser.click("#holders .who");
+    assert_eq!(see(&browser, "all('#holders .stack li').length"), 3);
+    browser.run(&format!("{WORDS} seek('no such words')"));
+    assert_eq!(see(&browser, "all('#holders tr').length"), 0);
+    browser.run(&format!("{WORDS} seek('')"));
+    assert_eq!(see(&browser, "all('#holders .who').length"), rows);
+
+    assert_narrow(&browser);
+    let light = see(&browser, "getComputedStyle(document.body).backgroundColor");
+    browser.prefer("dark");
+    wait(&browser, &format!("getComputedStyle(document.body).backgroundColor !== {light}"));
+    assert_eq!(browser.complaints(), [] as [String; 0]);
+    let own = format!("file://{}", file.display());
+    let asked = browser.requests();
+    assert!(asked.iter().all(|url| *url == own || url.starts_with("data:")), "{asked:?}");
+}
+
+/// At the width of a small telephone everything is there, and nothing has to be scrolled to sideways.
+fn assert_narrow(browser: &Browser) {
+    browser.resize(360, 740);
+    wait(browser, "document.querySelector('#chart svg').viewBox.baseVal.width < 360");
+    let wide = "all('body *').filter((one) => one.checkVisibility() && !one.closest('svg, .unseen')
+      && one.getBoundingClientRect().right > innerWidth + 0.5).map((one) => one.outerHTML.slice(0, 120))";
+    assert_eq!(see(browser, wide), json!([]));
+    assert_eq!(see(browser, "document.scrollingElement.scrollWidth <= innerWidth"), true);
+    let cut = "all('button, select').filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.innerText)";
+    assert_eq!(see(browser, cut), json!([]));
+    browser.resize(1200, 900);
+}
+
+#[test]
+fn names_in_markup_are_text_in_the_page() {
+    const MARKUP: &str = "</script><img src=x onerror=alert(1)>";
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("markup.html");
+    let trace = traces::named(MARKUP);
+    let runs = traces::runs(&trace, GIB);
+    let claim = Claim { name: MARKUP.to_owned(), bytes: 9 << 20, from_step: 0, to_step: 9 };
+    let options = PageOptions { answer: MARKUP.to_owned(), claims: vec![claim] };
+    fs::write(&file, page(&trace, &runs, &options).unwrap()).unwrap();
+    let Some(browser) = Browser::start(folder.path()) else {
+        eprintln!("skipped: no Chromium with its chromedriver: the page was not tried in a browser");
+        return;
+    };
+    browser.open(&file);
+    wait(&browser, "all('#holders .who').length > 0");
+    browser.click("#holders .who");
+    assert_eq!(see(&browser, "all('img').length"), 0);
+    for place in ["#answer", "#name", "#notes", "#holders .stack"] {
+        assert_eq!(see(&browser, &format!("text('{place}').includes('<img src=x')")), true, "{place}");
+    }
+    assert_eq!(see(&browser, "document.title.startsWith('</script>')"), true);
+    // A trace without steps has a page, too.
+    let nothing = traces::named("nothing");
+    let nothing = poorwill_replay::Trace { steps: Vec::new(), blocks: Vec::new(), ..nothing };
+    let runs = traces::runs(&nothing, GIB);
+    fs::write(&file, page(&nothing, &runs, &PageOptions::default()).unwrap()).unwrap();
+    browser.open(&file);
+    wait(&browser, "text('#moment-at') === 'There are no steps.' && text('#answer') === 'nothing'");
+    assert_eq!(browser.complaints(), [] as [String; 0]);
+}
+
+/// Writes pages into the folder that this names, to be looked at.
+const PAGES: &str = "POORWILL_REPLAY_PAGES";
+
+#[test]
+#[ignore = "writes pages to be looked at, one of a million steps"]
+fn pages_to_look_at() {
+    let folder = std::env::var_os(PAGES).unwrap_or_else(|| panic!("{PAGES} names a folder"));
+    let folder = Path::new(&folder);
+    write_page(&folder.join("moe.html"), 60 * GIB);
+    write_page(&folder.join("small.html"), 33 * GIB);
+    let trace = traces::long(1_000_000);
+    let runs = traces::runs(&trace, 79 * GIB);
+    let html = page(&trace, &runs, &PageOptions::default()).unwrap();
+    println!("a million steps: {} bytes", html.len());
+    fs::write(folder.join("long.html"), html).unwrap();
 }

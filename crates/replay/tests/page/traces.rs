@@ -10,19 +10,27 @@ pub(crate) const GIB: u64 = 1 << 30;
 pub(crate) fn moe() -> Trace {
     let mut trace = TraceBuilder::new("moe, 24 layers");
     let engine = ["vllm/v1/worker/gpu_worker.py:214 load_model", "vllm/v1/engine/core.py:96 __init__"];
-    let mut stack = |trace: &mut TraceBuilder, inner: &[&str]| {
+    let stack = |trace: &mut TraceBuilder, inner: &[&str]| {
         trace.stack(inner.iter().chain(&engine).map(|frame| (*frame).to_owned()).collect())
     };
     let raw = stack(
         &mut trace,
-        &["torch/nn/modules/module.py:1355 to", "vllm/model_executor/model_loader/weight_utils.py:712 safetensors_weights_iterator"],
+        &[
+            "torch/nn/modules/module.py:1355 to",
+            "vllm/model_executor/model_loader/weight_utils.py:712 safetensors_weights_iterator",
+        ],
     );
     let transient = stack(
         &mut trace,
-        &["??:0 at::native::empty_cuda", "vllm/model_executor/layers/quantization/utils/flashinfer_utils.py:88 swizzle"],
+        &[
+            "??:0 at::native::empty_cuda",
+            "vllm/model_executor/layers/quantization/utils/flashinfer_utils.py:88 swizzle",
+        ],
     );
-    let weight =
-        stack(&mut trace, &["vllm/model_executor/layers/fused_moe/layer.py:431 process_weights_after_loading"]);
+    let weight = stack(
+        &mut trace,
+        &["vllm/model_executor/layers/fused_moe/layer.py:431 process_weights_after_loading"],
+    );
     let scale = stack(&mut trace, &["vllm/model_executor/layers/quantization/mxfp4.py:157 create_scales"]);
     trace.phase("load");
     let mut blocks = 0_u64;
@@ -39,7 +47,7 @@ pub(crate) fn moe() -> Trace {
                 trace.alloc(blocks, Block { bytes, stream: 0, pool: 0, stack }).unwrap();
                 blocks += 1;
             }
-            Step::Free { block } => trace.free(block as u64).unwrap(),
+            Step::Free { block } => trace.free(u64::try_from(block).unwrap()).unwrap(),
         }
     }
     let key = blocks;
@@ -47,7 +55,8 @@ pub(crate) fn moe() -> Trace {
     trace.phase("profile");
     for round in 0..12_u64 {
         for part in 0..6 {
-            let block = Block { bytes: (40 + 90 * part + round) << 20, stream: 0, pool: 0, stack: activations };
+            let block =
+                Block { bytes: (40 + 90 * part + round) << 20, stream: 0, pool: 0, stack: activations };
             trace.alloc(key + part, block).unwrap();
         }
         (0..6).for_each(|part| trace.free(key + part).unwrap());
@@ -62,7 +71,8 @@ pub(crate) fn moe() -> Trace {
     let graph = stack(&mut trace, &["vllm/compilation/cuda_graph.py:147 __call__"]);
     trace.phase("capture");
     for size in 0..64 {
-        let block = Block { bytes: (1 << 20) * (4 + size % 7) + 512 * size, stream: 1, pool: 1, stack: graph };
+        let block =
+            Block { bytes: (1 << 20) * (4 + size % 7) + 512 * size, stream: 1, pool: 1, stack: graph };
         trace.alloc(key + 100 + size, block).unwrap();
     }
     trace.phase("serve");
@@ -86,7 +96,10 @@ pub(crate) fn long(steps: usize) -> Trace {
         .map(|number| {
             let frames = (0..24).map(|depth| {
                 let (file, line) = (number >> (depth / 3), 10 + number * (depth + 1) % 900);
-                format!("/opt/venv/lib/python3.12/site-packages/engine/layers/part_{}.py:{line} forward_{depth}", file % 40)
+                format!(
+                    "/opt/venv/lib/python3.12/site-packages/engine/layers/part_{}.py:{line} forward_{depth}",
+                    file % 40
+                )
             });
             trace.stack(frames.collect())
         })
@@ -100,7 +113,7 @@ pub(crate) fn long(steps: usize) -> Trace {
         }
         let wanted = 4000 + 3000 * trace.len() / steps;
         if live.len() > wanted && random.below(100) < 52 || live.len() > wanted * 2 {
-            let at = usize::try_from(random.below(live.len() as u64)).unwrap();
+            let at = usize::try_from(random.below(u64::try_from(live.len()).unwrap())).unwrap();
             trace.free(live.swap_remove(at)).unwrap();
         } else {
             let bytes = match random.below(100) {
@@ -114,6 +127,18 @@ pub(crate) fn long(steps: usize) -> Trace {
             key += 1;
         }
     }
+    trace.finish(None)
+}
+
+/// A few blocks, with this text wherever a trace has one.
+pub(crate) fn named(text: &str) -> Trace {
+    let mut trace = TraceBuilder::new(text);
+    trace.phase(text);
+    let stack = trace.stack(vec![text.to_owned()]);
+    for key in 0..9 {
+        trace.alloc(key, Block { bytes: 3 << 20, stream: 0, pool: 0, stack }).unwrap();
+    }
+    trace.note(text.to_owned());
     trace.finish(None)
 }
 
