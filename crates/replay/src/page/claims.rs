@@ -1,6 +1,13 @@
 //! Claims of a budget, one on top of the other.
 
 /// A part of a budget, such as what was asked for graphs.
+///
+/// ```
+/// use poorwill_replay::page::Claim;
+///
+/// let graphs = Claim { name: "graphs".into(), bytes: 1567 << 20, from_step: 900, to_step: 1200 };
+/// assert!(graphs.bytes > 1 << 30);
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
     /// Its name.

@@ -26,8 +26,8 @@ pub use self::svg::svg;
 
 /// Only the style and the script in the page may load, by their SHA-256. A test computes both.
 const POLICY: &str = "default-src 'none'; \
-    style-src 'sha256-PxuHPSFjPAKdtn8nfvl0sRVjRj/RkVyCy4QIAwaGHKY='; \
-    script-src 'sha256-DW828rAwrXE2Yky/id1jUQfxdX3F6a8GBd1yQh7uR00='; \
+    style-src 'sha256-eSvQY/+jW/BqkWwIMoyJUBUouQoSnIlz2cwkR2MHq+8='; \
+    script-src 'sha256-qCjqSrV+Ke7xLbH+qa9FuDjmqm3/zGHfVe4xo1qcJ68='; \
     img-src data:; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'";
 const STYLE: &str = include_str!("page.css");
 const BODY: &str = include_str!("page.html");

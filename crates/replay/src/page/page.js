@@ -651,6 +651,9 @@ search.oninput = showHolders;
 reserve();
 drawChart();
 choose(chosen);
+showMap();
+showHolders();
+document.documentElement.classList.add("ready");
 let seenWidth = chart.clientWidth;
 new ResizeObserver(() => {
   if (chart.clientWidth === seenWidth) return;

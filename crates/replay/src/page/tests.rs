@@ -110,13 +110,13 @@ fn figures_of_a_page_are_those_of_its_runs() {
         assert!(points.len() <= 2000);
         let live = trace.live_bytes();
         assert_eq!(summed(&data["live"]).into_iter().max(), live.iter().max().map(|most| most.cast_signed()));
-        for (run, told) in runs.iter().zip(data["runs"].as_array().unwrap()) {
-            let mapped = summed(&told["mapped"]);
+        for (run, said) in runs.iter().zip(data["runs"].as_array().unwrap()) {
+            let mapped = summed(&said["mapped"]);
             for (step, value) in points.iter().zip(&mapped) {
                 assert_eq!(value.cast_unsigned(), run.mapped_bytes[step_of(step)]);
             }
             assert_eq!(mapped.into_iter().max().unwrap().cast_unsigned(), run.peak.mapped_bytes);
-            assert_eq!(told["failure"].is_null(), run.fits());
+            assert_eq!(said["failure"].is_null(), run.fits());
         }
         assert_eq!(runs.iter().all(|run| !run.fits()), has_failures);
 
