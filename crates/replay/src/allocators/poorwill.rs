@@ -99,10 +99,17 @@ impl Allocator for Pool {
         let snapshot = self.arena.snapshot()?;
         let pool_of =
             |tag: &Tag| self.tags.iter().find(|(_, known)| *known == tag).map_or(0, |(pool, _)| *pool);
-        let segment = |found: SegmentSnapshot| Segment {
-            addr: found.addr,
-            pool: pool_of(&found.tag),
-            parts: found.blocks.iter().map(|block| self.part(block.addr, block.bytes, block.kind)).collect(),
+        let segment = |found: SegmentSnapshot| {
+            let mut parts: Vec<Part> = Vec::with_capacity(found.blocks.len());
+            for block in &found.blocks {
+                let part = self.part(block.addr, block.bytes, block.kind);
+                match parts.last_mut() {
+                    // Free blocks of different kinds are neighbours, and which they are is a matter of moments.
+                    Some(last) if last.state == part.state => last.bytes += part.bytes,
+                    _ => parts.push(part),
+                }
+            }
+            Segment { addr: found.addr, pool: pool_of(&found.tag), parts }
         };
         Ok(snapshot.segments.into_iter().map(segment).filter_map(Segment::trimmed).collect())
     }

@@ -28,7 +28,8 @@ use std::iter;
 
 use serde::Deserialize;
 
-use super::{Fault, Location, gib, json, quoted, why};
+use super::{Fault, Location, json, quoted, why};
+use crate::card::Card;
 use crate::trace::{Block, Recorded, StackNumber, Trace, TraceBuilder};
 
 const VERSION: u64 = 1;
