@@ -21,6 +21,8 @@ use poorwill_mock_engine::{Api, FaultSpec, Like};
 use poorwill_replay::Setup;
 use poorwill_replay::cases::Case;
 
+use crate::replay::ClaimArg;
+
 /// GPU memory runtime for language-model engines: sleep, wake, and verified bytes.
 #[derive(Debug, Parser)]
 #[command(name = "poorwill", version, arg_required_else_help = true)]
@@ -440,6 +442,10 @@ pub(crate) struct ReplayArgs {
     /// Most that this program may map
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) budget: Option<ByteSize>,
+
+    /// A part of the budget to lay over the page, like graphs=1.5GiB, or graphs=1.5GiB@capture from that phase on
+    #[arg(long, value_name = "CLAIM", requires = "html")]
+    pub(crate) claim: Vec<ClaimArg>,
 
     /// Write a page with the curves, the addresses and who has what to this file, for a browser
     #[arg(long, value_name = "FILE")]

@@ -2,12 +2,14 @@
 
 use std::fs;
 use std::path::Path;
+use std::str::FromStr;
+use std::thread;
 
 use poorwill::{ByteSize, chain};
 use poorwill_replay::allocators::Kind;
 use poorwill_replay::answer::{Answer, answer};
 use poorwill_replay::cases::Case;
-use poorwill_replay::page::{self, PageOptions};
+use poorwill_replay::page::{self, Claim, PageOptions};
 use poorwill_replay::{Card, ReplayError, Run, Setup, Trace, TraceError, read, replay};
 use serde::Serialize;
 
@@ -58,8 +60,12 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ReplayReport, Failure> {
     let mut traces = Vec::new();
     for file in &args.files {
         let bytes = fs::read(file).map_err(|error| Failure::new(format!("{}: {error}", file.display())))?;
-        let read = read::read(&file.display().to_string(), &bytes);
-        traces.extend(read.map_err(|error| Failure::new(chain(&error)))?);
+        let path = file.display().to_string();
+        let read = read::read(&path, &bytes).map_err(|error| Failure::new(chain(&error)))?;
+        let name = file.file_name().map_or_else(|| path.clone(), |name| name.display().to_string());
+        traces.extend(
+            read.into_iter().map(|trace| Trace { name: trace.name.replacen(&path, &name, 1), ..trace }),
+        );
     }
     let (recorded, known_card, known_setups) = match &case {
         Some(case) => (std::slice::from_ref(&case.trace), Some(case.card), case.setups),
@@ -77,21 +83,22 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ReplayReport, Failure> {
     for trace in recorded {
         let card = card(args, trace, known_card)?;
         let setups = setups(args, trace, known_setups, case.is_some())?;
-        let runs = setups.iter().map(|setup| replay(trace, setup, card)).collect::<Result<Vec<Run>, _>>()?;
+        let runs = runs(trace, &setups, card)?;
         let mut answer = answer(trace, &runs)?;
         if let Some(case) = &case {
             answer.notes.push(format!("the report: {}", case.reported));
             answer.notes.extend(case.guessed.iter().map(|guess| format!("guessed: {guess}")));
         }
         if let Some(path) = &args.html {
-            let options = PageOptions { answer: answer.sentence.clone(), ..PageOptions::default() };
+            let claims = args.claim.iter().map(|claim| claim.over(trace)).collect::<Result<_, _>>()?;
+            let options = PageOptions { answer: answer.sentence.clone(), claims };
             written(path, &page::page(trace, &runs, &options)?)?;
         }
         if let Some(path) = &args.svg {
             written(path, &page::svg(trace, &runs, PICTURE.0, PICTURE.1))?;
         }
         if !answer.fits {
-            report.mismatch = Some(format!("`{}` does not fit", trace.name));
+            report.mismatch = Some(trace.name.clone());
         }
         report.traces.push(Replayed {
             name: trace.name.clone(),
@@ -102,6 +109,59 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ReplayReport, Failure> {
         });
     }
     Ok(report)
+}
+
+/// Side by side: Poorwill's own pool takes as long as all others together.
+fn runs(trace: &Trace, setups: &[Setup], card: Card) -> Result<Vec<Run>, Failure> {
+    thread::scope(|scope| {
+        let run = |setup| scope.spawn(move || replay(trace, setup, card));
+        let running: Vec<_> = setups.iter().map(run).collect();
+        let ended = |thread: thread::ScopedJoinHandle<'_, Result<Run, ReplayError>>| match thread.join() {
+            Ok(run) => run.map_err(Failure::from),
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        running.into_iter().map(ended).collect()
+    })
+}
+
+/// A part of a budget, from a text such as `graphs=1.5GiB` or `graphs=1.5GiB@capture`.
+#[derive(Debug, Clone)]
+pub(crate) struct ClaimArg {
+    name: String,
+    bytes: ByteSize,
+    phase: Option<String>,
+}
+
+impl FromStr for ClaimArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, rest) = text.split_once('=').ok_or("say NAME=SIZE, or NAME=SIZE@PHASE")?;
+        let (size, phase) = rest.split_once('@').map_or((rest, None), |(size, phase)| (size, Some(phase)));
+        let bytes = size.parse::<ByteSize>().map_err(|error| error.to_string())?;
+        Ok(Self { name: name.to_owned(), bytes, phase: phase.map(str::to_owned) })
+    }
+}
+
+impl ClaimArg {
+    /// Over the whole trace, or from its phase on.
+    fn over(&self, trace: &Trace) -> Result<Claim, Failure> {
+        let from = match &self.phase {
+            None => Some(0),
+            Some(name) => trace.phases.iter().find(|phase| phase.name == *name).map(|phase| phase.from),
+        };
+        let from_step = from.ok_or_else(|| {
+            let known: Vec<&str> = trace.phases.iter().map(|phase| &*phase.name).collect();
+            let phase = self.phase.as_deref().unwrap_or_default();
+            Failure::new(format!(
+                "claim `{}`: `{}` has no phase `{phase}`; it has {}",
+                self.name,
+                trace.name,
+                known.join(", ")
+            ))
+        })?;
+        Ok(Claim { name: self.name.clone(), bytes: self.bytes.0, from_step, to_step: trace.steps.len() })
+    }
 }
 
 /// As asked for, else as recorded.

@@ -25,6 +25,7 @@ mod mock_engine;
 mod offload;
 mod reference;
 mod refusals;
+mod replay;
 mod report;
 #[cfg(target_os = "linux")]
 mod rotate;

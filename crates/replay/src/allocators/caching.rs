@@ -2,14 +2,14 @@
 //!
 //! It follows the rules of PyTorch 2.11 (`c10/cuda/CUDACachingAllocator.cpp`, BSD-3-Clause, read and not copied):
 //!
-//! - Blocks are multiples of 512 bytes. Those up to 1 MiB have segments of 2 MiB, those below 10 MiB of 20 MiB, larger
-//!   ones of their own size in multiples of 2 MiB.
+//! - Blocks are multiples of 512 bytes. Those up to 1 MiB have segments of 2 MiB, and those below 10 MiB of 20 MiB. Larger
+//!   ones have segments of their own size in multiples of 2 MiB.
 //! - A request gets the smallest free block of its stream that is large enough, the lowest of equal ones, or a new
 //!   segment. A rest above 1 MiB (512 bytes among the small) becomes a free block, and free neighbours join.
 //! - With a split limit, a block of that size or more is never split. It serves no request below the limit, and none
 //!   that it exceeds by 20 MiB or more.
-//! - Where memory lacks, one free block beyond the limit goes back, or the largest ones until they suffice; then all
-//!   whole free segments, but not in a memory pool.
+//! - Where memory lacks, one free block beyond the limit goes back, or the largest ones until they suffice. Then all whole
+//!   free segments do. Neither is so in a memory pool of a sleep mode.
 //! - With expandable segments, each stream and size class has one segment that grows by 2 or 20 MiB. Free units go back.
 //! - With a threshold, a new segment beyond it gives back whole free segments, the longest unused first.
 //!
@@ -190,8 +190,8 @@ impl CachingAllocator {
         Some(place)
     }
 
-    /// Gives free blocks of this list back that are too large to be split: one that is large enough, or else the largest
-    /// ones until they suffice.
+    /// Gives free blocks of this list back that are too large to be split. One that is large enough goes, or else the
+    /// largest ones until they suffice.
     fn release_available(&mut self, list: u32, bytes: u64) -> bool {
         if self.max_split_bytes == u64::MAX {
             return false;

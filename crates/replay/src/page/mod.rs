@@ -26,8 +26,8 @@ pub use self::svg::svg;
 
 /// Only the style and the script in the page may load, by their SHA-256. A test computes both.
 const POLICY: &str = "default-src 'none'; \
-    style-src 'sha256-eSvQY/+jW/BqkWwIMoyJUBUouQoSnIlz2cwkR2MHq+8='; \
-    script-src 'sha256-qCjqSrV+Ke7xLbH+qa9FuDjmqm3/zGHfVe4xo1qcJ68='; \
+    style-src 'sha256-P8x0Lq+6NoN48WLAPM1dyVqlzsQ/EpbEDKZ2MTBxb8s='; \
+    script-src 'sha256-eSw9l1GXp6y/0uMN2YN6ZRhycTlC9FgCA3dLBgjzzIw='; \
     img-src data:; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'";
 const STYLE: &str = include_str!("page.css");
 const BODY: &str = include_str!("page.html");

@@ -66,14 +66,17 @@ function phaseAt(step) {
   const phase = lastUpTo(data.phases.map((one) => one[1]), step);
   return phase < 0 ? "" : data.phases[phase][0];
 }
-const stepWords = (step) => `step ${whole(step)} of ${whole(data.steps)}${phaseAt(step) ? ` · ${phaseAt(step)}` : ""}`;
+// People count from one.
+const stepWords = (step) => `step ${whole(step + 1)} of ${whole(data.steps)}${phaseAt(step) ? ` · ${phaseAt(step)}` : ""}`;
 
 // ---- What is said first
 
 put(at("name"), data.name);
 const facts = data.total === data.usable || !data.total ? bytes(data.usable) : `${bytes(data.total)}, ${bytes(data.usable)} usable`;
 put(at("facts"), `· ${many(data.steps, "step")}${data.runs.length ? ` · on ${facts}` : ""}`);
-put(at("answer"), data.answer || data.name);
+const [verdict, ...reasons] = (data.answer || data.name).split(/(?<=[.:]) (?=[A-Z])/);
+put(at("answer"), verdict);
+put(at("reasons"), reasons.join(" "));
 const NOTES = 3;
 function showNotes(count) {
   const shown = data.notes.slice(0, count).map((note) => el("li", "", note));
@@ -142,7 +145,7 @@ for (const one of series) {
     peak.append(el("small", "", `${bytes(run.peak[1] - run.peak[2])} unused`));
     kept.append(bytes(run.held), el("small", "", `${bytes(run.held - Math.min(run.live, run.held))} unused`));
     if (run.failure) {
-      verdict.append(el("span", "chip bad", `fails at step ${whole(run.failure[0])}`));
+      verdict.append(el("span", "chip bad", `fails at step ${whole(run.failure[0] + 1)}`));
       verdict.append(el("small", "", `asks ${bytes(run.failure[1])}, ${bytes(Math.max(run.usable - run.failure[2], 0))} unmapped`));
       kept.replaceChildren("–");
     } else {
@@ -256,7 +259,7 @@ function drawChart() {
     if (one.run.failure) {
       const [step, asked, mapped] = one.run.failure;
       const mark = draw(svg, "path", { class: "failure", d: `M${scale.x(step)} ${scale.y(mapped)}m-5-5l10 10m0-10l-10 10` });
-      draw(mark, "title", {}, `${one.name} fails at step ${whole(step)}: it asks for ${bytes(asked)}`);
+      draw(mark, "title", {}, `${one.name} fails at step ${whole(step + 1)}: it asks for ${bytes(asked)}`);
     }
   }
   overlay = draw(svg, "g", {});
@@ -450,7 +453,7 @@ function showMap() {
   part = -1;
   put(at("map-reading"), "");
   if (!numbers) {
-    const why = run?.failure ? `${run.name} failed before, at step ${whole(run.failure[0])}.` : "There is nothing to show.";
+    const why = run?.failure ? `${run.name} failed before, at step ${whole(run.failure[0] + 1)}.` : "There is nothing to show.";
     put(at("map-summary"), why);
     put(at("map-scale"), "");
     at("map-bar").replaceChildren();

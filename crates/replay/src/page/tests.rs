@@ -1,3 +1,5 @@
+//! What a page says is what its runs did.
+
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};

@@ -26,7 +26,7 @@ pub(super) fn trace(name: &str, bytes: &[u8]) -> Result<Trace, Fault> {
     let mut live: u64 = 0;
     for (number, line) in lines {
         let fault = |what: String| Fault::new(Location::Line(number), what);
-        let row = Row::of(line).ok_or_else(|| fault(format!("{} is no row", super::quoted(line))))?;
+        let row = LoadLine::of(line).ok_or_else(|| fault(format!("{} is no row", super::quoted(line))))?;
         let changed = if row.is_take {
             let block = Block { bytes: row.bytes, stream: 0, pool: 0, stack: 0 };
             builder.alloc(row.block, block).map_err(|error| fault(super::why(&error)))?;
@@ -50,7 +50,7 @@ pub(super) fn trace(name: &str, bytes: &[u8]) -> Result<Trace, Fault> {
     Ok(builder.finish(Some(Recorded { settings: String::new(), mapped_bytes: mapped, failed: None })))
 }
 
-struct Row {
+struct LoadLine {
     is_take: bool,
     block: u64,
     bytes: u64,
@@ -58,7 +58,7 @@ struct Row {
     mapped_bytes: u64,
 }
 
-impl Row {
+impl LoadLine {
     fn of(line: &str) -> Option<Self> {
         let mut fields = line.trim_end().split(',');
         let _step: u64 = fields.next()?.parse().ok()?;

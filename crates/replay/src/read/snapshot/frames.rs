@@ -1,8 +1,8 @@
-//! Frames of a snapshot as lines: `vllm/linear.py:12 load`.
+//! FrameTexts of a snapshot as lines: `vllm/linear.py:12 load`.
 //!
 //! Promises:
 //!
-//! - Frames of C++ are left out where there are Python's.
+//! - FrameTexts of C++ are left out where there are Python's.
 //! - Text takes a bounded amount of memory, whatever the file shares.
 
 use std::collections::HashMap;
@@ -23,7 +23,7 @@ const TEXT_BYTES_MIN: usize = 64 << 20;
 /// A line of a file's frames, by its position.
 type LineNumber = u32;
 
-pub(super) struct Frames<'a> {
+pub(super) struct FrameTexts<'a> {
     view: &'a View<'a>,
     keys: Keys<3>,
     lines: Vec<FrameLine>,
@@ -51,7 +51,7 @@ pub(super) struct Stacks {
     left_out: usize,
 }
 
-impl<'a> Frames<'a> {
+impl<'a> FrameTexts<'a> {
     pub(super) fn new(view: &'a View<'a>) -> Self {
         Self {
             view,
@@ -219,7 +219,7 @@ mod tests {
         let text = format!("[[{frame}, {frame}], [{frame}, {frame}]]");
         let (arena, root) = crate::read::json::read(text.as_bytes()).unwrap();
         let view = View::new(&arena);
-        let mut frames = Frames::new(&view);
+        let mut frames = FrameTexts::new(&view);
         let place = Location::Offset(0);
         let lists: Vec<_> =
             view.items(root, place).unwrap().map(|list| frames.list(list, place).unwrap()).collect();

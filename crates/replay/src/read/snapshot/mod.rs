@@ -17,7 +17,7 @@ mod view;
 use std::collections::{BTreeMap, HashMap};
 
 use self::events::{Action, Entry};
-use self::frames::{Frames, Stacks};
+use self::frames::{FrameTexts, Stacks};
 use self::segments::{Area, Live};
 use self::view::View;
 use super::value::{Arena, Value};
@@ -31,7 +31,7 @@ pub(super) fn traces(name: &str, arena: &Arena, root: Value) -> Result<Vec<Trace
     let view = View::new(arena);
     let mut snapshot = Snapshot::of(&view, root)?;
     let settings = settings::text(&view, snapshot.settings)?;
-    let mut frames = Frames::new(&view);
+    let mut frames = FrameTexts::new(&view);
     let mut found = Vec::new();
     for (device, history) in std::mem::take(&mut snapshot.devices) {
         found.extend(Building::new(name, device, &mut frames).trace(history, &settings)?);
@@ -126,14 +126,14 @@ struct Earlier {
 struct Building<'f, 'v> {
     device: usize,
     builder: TraceBuilder,
-    frames: &'f mut Frames<'v>,
+    frames: &'f mut FrameTexts<'v>,
     stacks: Stacks,
     streams: HashMap<u64, u32>,
     pools: HashMap<(u64, u64), u32>,
 }
 
 impl<'f, 'v> Building<'f, 'v> {
-    fn new(name: &str, device: usize, frames: &'f mut Frames<'v>) -> Self {
+    fn new(name: &str, device: usize, frames: &'f mut FrameTexts<'v>) -> Self {
         Self {
             device,
             builder: TraceBuilder::new(name),
