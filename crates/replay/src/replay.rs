@@ -70,7 +70,7 @@ pub struct Moment {
 pub enum ReplayError {
     /// There is no host device of the card's size.
     #[error("Poorwill's pool cannot be opened for the replay")]
-    Open(#[from] OpenError),
+    Open(#[source] Box<OpenError>),
     /// Poorwill's pool failed otherwise than by a lack of memory.
     #[error("step {step}: Poorwill's pool failed in the replay")]
     Pool {
@@ -78,8 +78,20 @@ pub enum ReplayError {
         step: usize,
         /// The cause.
         #[source]
-        source: PoolError,
+        source: Box<PoolError>,
     },
+}
+
+impl ReplayError {
+    fn pool(step: usize, source: PoolError) -> Self {
+        Self::Pool { step, source: Box::new(source) }
+    }
+}
+
+impl From<OpenError> for ReplayError {
+    fn from(error: OpenError) -> Self {
+        Self::Open(Box::new(error))
+    }
 }
 
 /// Replays a trace on an empty card, until it ends or memory lacks.
@@ -135,7 +147,7 @@ pub fn moments(
                 let segments = replayer.allocator.layout();
                 found.push(Moment {
                     step,
-                    segments: segments.map_err(|source| ReplayError::Pool { step, source })?,
+                    segments: segments.map_err(|error| ReplayError::pool(step, error))?,
                 });
                 while wanted.next_if(|next| *next <= step).is_some() {}
             }
@@ -168,17 +180,15 @@ impl<'t> Replayer<'t> {
         while self.trace.phases.get(self.begun).is_some_and(|phase| phase.from <= at) {
             if self.begun > 0 || at > 0 {
                 let ended = self.allocator.phase_ends();
-                ended.map_err(|source| ReplayError::Pool { step: at, source })?;
+                ended.map_err(|error| ReplayError::pool(at, error))?;
             }
             self.begun += 1;
         }
         let outcome = match step {
             Step::Alloc(number) => {
                 let block = self.trace.block(number);
-                let has_memory = self
-                    .allocator
-                    .alloc(number, block)
-                    .map_err(|source| ReplayError::Pool { step: at, source })?;
+                let has_memory =
+                    self.allocator.alloc(number, block).map_err(|error| ReplayError::pool(at, error))?;
                 if !has_memory {
                     let now = self.now(at)?;
                     return Ok(Some(Err(Failure { step: at, asked_bytes: block.bytes, at: now })));
@@ -192,7 +202,7 @@ impl<'t> Replayer<'t> {
             }
             Step::EmptyCache => self.allocator.empty_cache(),
         };
-        outcome.map_err(|source| ReplayError::Pool { step: at, source })?;
+        outcome.map_err(|error| ReplayError::pool(at, error))?;
         self.step += 1;
         self.now(at).map(Ok).map(Some)
     }
@@ -200,7 +210,7 @@ impl<'t> Replayer<'t> {
     fn trimmed(&mut self) -> Result<u64, ReplayError> {
         let (step, allocator) = (self.step, &mut self.allocator);
         let trimmed = allocator.phase_ends().and_then(|()| allocator.empty_cache());
-        trimmed.map_err(|source| ReplayError::Pool { step, source })?;
+        trimmed.map_err(|error| ReplayError::pool(step, error))?;
         self.mapped(step)
     }
 
@@ -209,6 +219,6 @@ impl<'t> Replayer<'t> {
     }
 
     fn mapped(&self, step: usize) -> Result<u64, ReplayError> {
-        self.allocator.mapped_bytes().map_err(|source| ReplayError::Pool { step, source })
+        self.allocator.mapped_bytes().map_err(|error| ReplayError::pool(step, error))
     }
 }
