@@ -206,7 +206,16 @@ impl Recording {
                 Event::Phase(name) => self.builder.phase(&name),
                 Event::Mapped(bytes) => mapped.set(self.builder.len(), bytes),
                 Event::EmptyCache => self.builder.empty_cache(),
-                Event::OutOfMemory(bytes) => failures.push((self.builder.len(), bytes)),
+                Event::OutOfMemory(bytes) => {
+                    failures.push((self.builder.len(), bytes));
+                    if bytes > 0 {
+                        // It was asked for, and so it is a part of what the load needs.
+                        let key = u64::MAX - u64::try_from(failures.len()).unwrap_or(0);
+                        let block = Block { bytes, stream: 0, pool: 0, stack: 0 };
+                        self.builder.alloc(key, block).map_err(fault)?;
+                        self.builder.free(key).map_err(fault)?;
+                    }
+                }
             }
         }
         if self.builder.is_empty() {

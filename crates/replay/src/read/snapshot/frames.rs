@@ -38,10 +38,15 @@ pub(super) struct FrameTexts<'a> {
     empty_cache: Option<Value>,
 }
 
+/// Where Poorwill's pools for PyTorch are.
+const OWN_FOLDER: &str = "poorwill/torch/";
+
 struct FrameLine {
     text: String,
     is_python: bool,
     empties_cache: bool,
+    /// Whether it is of Poorwill's pools, which stand between PyTorch and those who ask.
+    is_own: bool,
 }
 
 /// Stacks of one trace, by the lists of the file.
@@ -80,7 +85,8 @@ impl<'a> FrameTexts<'a> {
             return Ok(*number);
         }
         let lines = &self.lists[usize::try_from(list).unwrap_or(0)];
-        let texts: Vec<String> = lines.iter().map(|line| self.line(*line).text.clone()).collect();
+        let others = lines.iter().map(|line| self.line(*line)).filter(|line| !line.is_own);
+        let texts: Vec<String> = others.map(|line| line.text.clone()).collect();
         let bytes: usize = texts.iter().map(|text| text.len() + size_of::<String>()).sum();
         let number = match self.text_bytes_left.checked_sub(bytes) {
             Some(left) => {
@@ -101,6 +107,13 @@ impl<'a> FrameTexts<'a> {
         let Some(list) = self.list(frames, place)? else { return Ok(false) };
         let lines = &self.lists[usize::try_from(list).unwrap_or(0)];
         Ok(lines.iter().any(|line| self.line(*line).empties_cache))
+    }
+
+    /// Whether Poorwill's own pools gave back what has these frames. Other allocators would not have.
+    pub(super) fn are_own(&mut self, frames: Value, place: Location) -> Result<bool, Fault> {
+        let Some(list) = self.list(frames, place)? else { return Ok(false) };
+        let lines = &self.lists[usize::try_from(list).unwrap_or(0)];
+        Ok(lines.iter().any(|line| self.line(*line).is_own))
     }
 
     fn line(&self, number: LineNumber) -> &FrameLine {
@@ -172,7 +185,8 @@ impl<'a> FrameTexts<'a> {
         self.text_bytes_left = left.unwrap_or(0);
         let number = u32::try_from(self.lines.len()).unwrap_or(0);
         let empties_cache = Some(name) == self.empty_cache;
-        self.lines.push(FrameLine { text, is_python, empties_cache });
+        let is_own = path.contains(OWN_FOLDER);
+        self.lines.push(FrameLine { text, is_python, empties_cache, is_own });
         self.equal.insert(fields, number);
         number
     }

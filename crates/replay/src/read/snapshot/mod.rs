@@ -24,6 +24,8 @@ use super::value::{Arena, Value};
 use super::{Fault, Location, why};
 use crate::trace::{Block, Recorded, StackNumber, Trace, TraceBuilder};
 
+/// The key of a block that could not be had; no device has such an address.
+const REFUSED: u64 = u64::MAX;
 const RECORD: &str = "call `torch.cuda.memory._record_memory_history()` before what is to be seen";
 
 /// A trace for each device that has anything.
@@ -290,7 +292,9 @@ impl<'f, 'v> Building<'f, 'v> {
                 run = None;
                 let is_asked_for =
                     matches!(next, Some(Action::SegmentAlloc | Action::SegmentMap | Action::OutOfMemory));
-                if !is_asked_for || self.frames.empties_cache(entries[first].frames, self.place(first))? {
+                let (frames, of_first) = (entries[first].frames, self.place(first));
+                let is_emptied = !is_asked_for || self.frames.empties_cache(frames, of_first)?;
+                if is_emptied && !self.frames.are_own(frames, of_first)? {
                     self.builder.empty_cache();
                     emptied += 1;
                 }
@@ -302,6 +306,14 @@ impl<'f, 'v> Building<'f, 'v> {
                 self.builder.free(entry.address).map_err(|error| Fault::new(place, why(&error)))?;
             } else if entry.action == Action::OutOfMemory {
                 failures.push((self.builder.len(), entry.bytes));
+                if entry.bytes > 0 {
+                    // It was asked for, and so it is a part of what the load needs.
+                    let stack =
+                        self.frames.stack(entry.frames, &mut self.stacks, &mut self.builder, place)?;
+                    let key = REFUSED - u64::try_from(failures.len()).unwrap_or(0);
+                    self.alloc(key, entry.bytes, entry.stream, 0, stack, place)?;
+                    self.builder.free(key).map_err(|error| Fault::new(place, why(&error)))?;
+                }
             }
             if let Some(mapped) = &mut mapped {
                 mapped.fill(self.builder.len());
