@@ -59,6 +59,7 @@ from poorwill._native import (
     trim,
     wake,
 )
+from poorwill._record import record
 
 __all__ = [
     "Arena",
@@ -108,6 +109,7 @@ __all__ = [
     "parse_bytes",
     "pool",
     "prepare_sleep",
+    "record",
     "resume",
     "sleep",
     "state",

@@ -72,6 +72,7 @@ def modules(world: World) -> dict[str, ModuleType]:
         "MemPool": memory.pool_type,
         "CUDAPluggableAllocator": CUDAPluggableAllocator,
         "_snapshot": memory.snapshot,
+        "_record_memory_history": memory.record_memory_history,
         "empty_cache": runtime.empty_cache,
         "get_allocator_backend": lambda: "native",
     }

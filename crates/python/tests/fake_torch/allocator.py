@@ -13,6 +13,7 @@ from .blocks import Block, BlockPool, PoolId, PrivatePool
 from .driver import Driver, Segments
 from .errors import OutOfMemoryError, check
 from .figures import Figures
+from .history import History
 from .lock import Lock
 from .settings import MIB, NO_LIMIT, AllocatorSettings
 
@@ -49,6 +50,7 @@ class DeviceAllocator:
         """
         self.device = device
         self.figures = Figures()
+        self.history = History()
         self.mutex = Lock()
         self._machine = machine
         self._settings = settings
@@ -76,6 +78,8 @@ class DeviceAllocator:
             )
             if not isinstance(block, Block):
                 self.figures.counts["num_ooms"] += 1
+                free, _ = self._machine.memory_bytes(self.device)
+                self.history.add("oom", free, size, stream, self.history.frames("alloc", "all"))
                 raise OutOfMemoryError(self._says(size))
             return self._hand_out(block, size, requested)
 
@@ -83,6 +87,9 @@ class DeviceAllocator:
         with self.mutex:
             block = self._active[address]
             check(block.is_allocated, "free of a block that is free")
+            frames = self.history.frames("all") or block.frames
+            for action in ("free_requested", "free_completed"):
+                self.history.add(action, block.address, block.requested, block.stream, frames)
             block.is_allocated = False
             self.figures.add("allocation", block.pool.is_small, -1)
             self.figures.add("allocated_bytes", block.pool.is_small, -block.size)
@@ -141,6 +148,7 @@ class DeviceAllocator:
             heads = sorted(
                 (block for block in blocks if block.previous is None), key=lambda head: head.address
             )
+            self.history.add("snapshot", 0, self.figures.current("active_bytes"), 0, [])
             return [_segment(self.device, head) for head in heads]
 
     def _halves(self, pool_id: PoolId) -> list[BlockPool]:
@@ -205,6 +213,7 @@ class DeviceAllocator:
         self.figures.add("segment", pool.is_small, 1)
         self.figures.add("reserved_bytes", pool.is_small, segment)
         self.figures.counts["num_device_alloc"] += 1
+        self.history.add("segment_alloc", address, segment, stream, self.history.frames("alloc", "all"))
         return Block(stream, segment, address, pool, is_expandable=self._settings.expandable_segments)
 
     def _segment_bytes(self, size: int) -> int:
@@ -228,6 +237,8 @@ class DeviceAllocator:
             block.next, block.size = rest, size
             block.pool.insert(rest)
         block.is_allocated, block.requested = True, requested
+        block.frames = self.history.frames("state", "alloc", "all")
+        self.history.add("alloc", block.address, requested, block.stream, block.frames)
         self._active[block.address] = block
         for kind in ("allocation", "active"):
             self.figures.add(kind, block.pool.is_small, 1)
@@ -329,6 +340,7 @@ class DeviceAllocator:
         self.figures.add("segment", pool.is_small, -1)
         self.figures.add("reserved_bytes", pool.is_small, -block.size)
         self.figures.counts["num_device_free"] += 1
+        self.history.add("segment_free", block.address, block.size, block.stream, block.frames)
         pool.remove(block)
 
 
@@ -376,7 +388,7 @@ def _segment(device: int, head: Block) -> dict[str, Any]:
                 "size": block.size,
                 "requested_size": block.requested,
                 "state": block.state,
-                "frames": [],
+                "frames": block.frames,
             }
             for block in blocks
         ],

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from .driver import Segments
 
@@ -27,6 +28,8 @@ class Block:
     is_allocated: bool = False
     previous: Block | None = None
     next: Block | None = None
+    frames: list[dict[str, Any]] = field(default_factory=list)
+    """Where it was allocated."""
 
     @property
     def key(self) -> Key:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -67,6 +68,7 @@ class Memory:
             "_cuda_memoryStats": lambda device: allocators[device].figures.reported(),
             "_accelerator_getDeviceStats": lambda device: allocators[device].figures.reported(),
             "_cuda_memorySnapshot": self.snapshot,
+            "_cuda_isHistoryEnabled": lambda: allocators[0].history.is_on,
             "_cuda_resetPeakMemoryStats": lambda device: allocators[device].figures.reset_peaks(),
             "_cuda_getAllocatorBackend": lambda: "native",
             "_accelerator_setAllocatorSettings": self.world.settings.parse,
@@ -80,14 +82,35 @@ class Memory:
         if mempool_id is not None and not (isinstance(mempool_id, tuple) and len(mempool_id) in (2, 3)):
             raise TypeError("mempool_id must be a tuple of 2 or 3 items")
         pool_id = (0, 0) if mempool_id is None else (mempool_id[0], mempool_id[1])
+        includes_traces = mempool_id is None or len(mempool_id) == 2 or bool(mempool_id[2])
         return {
             "segments": [
                 segment for allocator in self.world.allocators for segment in allocator.snapshot(pool_id)
             ],
-            "device_traces": [[] for _ in self.world.allocators],
+            "device_traces": [
+                allocator.history.trace() if includes_traces else [] for allocator in self.world.allocators
+            ],
             "external_annotations": [],
             "allocator_settings": self.world.settings.snapshot(),
         }
+
+    def record_memory_history(
+        self,
+        enabled: str | None = "all",
+        context: str | None = "all",
+        stacks: str = "all",
+        max_entries: int = sys.maxsize,
+        device: Any = None,
+    ) -> None:
+        if enabled not in (None, "state", "all"):
+            raise RuntimeError("expected state to be 'state', 'all', or None")
+        if context not in (None, "state", "alloc", "all"):
+            raise RuntimeError("expected context to be 'state', 'alloc', 'all', or None")
+        if stacks not in ("python", "all"):
+            raise RuntimeError("expected stacks to be 'python', or 'all'")
+        for allocator in self.world.allocators:
+            with allocator.mutex:
+                allocator.history.record(enabled, context, max_entries)
 
     def memory_snapshot(
         self, mempool_id: tuple[int, int] | None = None, include_traces: bool = True

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from poorwill import _native
+from poorwill import _native, _record
 from poorwill.torch._import import DispatchMode, torch
 from poorwill.torch._operations import operation
 
@@ -152,12 +152,13 @@ def modes() -> int:
 
 
 def explain(error: BaseException) -> None:
-    """Adds the arena's message to an error of PyTorch's."""
+    """Adds the arena's message to an error of PyTorch's, and what to record unless that is under way."""
     refusal = _native.torch_refusal()
     if refusal is None:
         return
-    note = f"poorwill: {refusal}"
+    notes = [f"poorwill: {refusal}"] if _record.is_open() else [f"poorwill: {refusal}", _record.ADVICE]
     if sys.version_info >= (3, 11):
-        error.add_note(note)
+        for note in notes:
+            error.add_note(note)
     else:
-        error.args = (*error.args, note)
+        error.args = (*error.args, *notes)
