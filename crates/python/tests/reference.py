@@ -75,6 +75,7 @@ KINDS = {
     "_compress": ("choice", "`auto`, `off`, `always`", ""),
     "_after_level2": ("choice", "`refuse`, `serve`", ""),
     "_folder": ("path", "a folder on a local disk", ""),
+    "record_folder": ("path", "a folder, made if it is not there", ""),
     "_bytes": ("size", "like `64GiB`, or a number", "bytes"),
     "triton_shared_memory_bytes": ("size", "above 0, like `99KiB`, or a number", "bytes"),
     "_budget": ("size or share", "like `22528MiB`, `0.92` or `92%`", "bytes, or a share of the total"),

@@ -32,7 +32,7 @@ VARIABLES = (
     *("POORWILL_PAGEABLE", "POORWILL_PREPARE", "POORWILL_KEEP_BACKUPS", "POORWILL_WAKE_TIMEOUT"),
     *("POORWILL_RANKS_TIMEOUT", "POORWILL_RANKS_FOLDER"),
     *("POORWILL_DISK", "POORWILL_DISK_LIMIT", "POORWILL_COMPRESS", "POORWILL_TRITON"),
-    *("POORWILL_TRITON_SHARED_MEMORY", "POORWILL_GRAPHS"),
+    *("POORWILL_TRITON_SHARED_MEMORY", "POORWILL_GRAPHS", "POORWILL_RECORD"),
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"),
 )
 
@@ -93,6 +93,8 @@ def test_without_settings_everything_has_a_default() -> None:
         ("RANKS_TIMEOUT", "5", "ranks_timeout_s", 5.0),
         ("TRITON", "1", "triton", True),
         ("TRITON_SHARED_MEMORY", "99KiB", "triton_shared_memory_bytes", 99 << 10),
+        # No start fails over a record.
+        ("RECORD", "/no/such/folder", "record", "/no/such/folder"),
     ],
 )
 def test_settings(monkeypatch: pytest.MonkeyPatch, name: str, text: str, field: str, value: object) -> None:
@@ -200,7 +202,7 @@ def test_what_is_imported_later_is_patched_behind_it(package: str) -> None:
     assert module.VALUE == 1
     when_imported(package, patch)
     importlib.reload(module)
-    assert (len(patch.modules), other.modules) == (1, [])
+    assert (len(patch.modules), len(other.modules)) == (1, 1)
 
 
 def test_a_submodule_is_patched_and_its_package_is_not_imported_for_it(package: str) -> None:
@@ -406,6 +408,32 @@ def test_what_is_hooked_for_offloading_waits_only_if_it_is_asked_for(
     importlib.import_module("poorwill.vllm").register()
     modules = {hook.module for hook in _hooks.OFFLOAD_HOOKS}
     assert modules & set(_imports._waiting) == (modules if waits else set())
+
+
+@pytest.mark.parametrize("folder", ["", " ", "/no/such/folder"])
+def test_a_start_is_recorded_only_if_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setenv("POORWILL_RECORD", folder)
+    monkeypatch.setenv("POORWILL_OFFLOAD", "1")
+    register = importlib.import_module("poorwill.vllm").register
+    register()
+    register()
+    # Beside what another hook has to do with the same module.
+    waiting = _imports._waiting["vllm.v1.worker.gpu_worker"]
+    assert len(waiting) == (2 if folder.strip() else 1)
+    assert (_hooks.RECORD_HOOK._install in waiting) == bool(folder.strip())
+
+
+def test_a_worker_without_what_is_recorded_is_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    module = ModuleType("vllm.v1.worker.gpu_worker")
+    _hooks.RECORD_HOOK._install(module)
+    assert "nothing is recorded: 'Worker'" in caplog.text
+    module.__dict__["Worker"] = type("Worker", (), {"load_model": lambda self: "loaded"})
+    _hooks.RECORD_HOOK._install(module)
+    assert "has no determine_available_memory: profile is not recorded" in caplog.text
+    # Without the variable nothing is asked of it.
+    assert module.__dict__["Worker"]().load_model() == "loaded"
 
 
 @pytest.mark.parametrize("text", ["1", "yes"])

@@ -24,6 +24,7 @@ each_offloader = pytest.mark.parametrize("suite", ["vllm_offload_suite", "vllm_o
     [
         *("vllm_worker_suite", "vllm_unwritten_suite", "vllm_ends_suite"),
         *("vllm_allocator_suite", "vllm_budget_suite", "vllm_graphs_suite", "vllm_connectors_suite"),
+        "vllm_record_suite",
     ],
 )
 def test_a_worker_over_the_fakes(

@@ -188,6 +188,10 @@ def test_weights_that_do_not_fit_are_refused_with_the_setting(start: Start, cach
     assert said.startswith("the weights do not fit in the 0.12 GiB that the engine may use of cuda:0")
     assert "raise POORWILL_BUDGET or --gpu-memory-utilization" in said
     assert "80 MiB" in said
+    assert said.endswith(
+        "with POORWILL_RECORD=FOLDER the load is recorded, and `poorwill replay` says what would fit"
+    )
+    assert "poorwill.record(PATH)" not in said
     [load] = engine.events()
     assert load["operation"] == "load"
     assert load["error"].startswith("BudgetError: the weights do not fit")

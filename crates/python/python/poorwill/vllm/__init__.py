@@ -16,7 +16,8 @@ How the parts fit:
 
 With `POORWILL_OFFLOAD=1`, weights that vLLM offloads are in Poorwill's host memory (`_offload`,
 `_offload_uva`, `_offload_prefetch`). With `POORWILL_TRITON=1`, kernels are tuned within the GPU's shared
-memory (`_triton`). Both work with and without sleep mode.
+memory (`_triton`). With `POORWILL_RECORD`, each rank records its start (`_recording`). All of them work with
+and without sleep mode.
 """
 
 from poorwill.vllm import _environment, _hooks
@@ -37,3 +38,5 @@ def register() -> None:
     if _environment.may_want_triton():
         for hook in _hooks.TRITON_HOOKS:
             hook.wait()
+    if _environment.record_folder() is not None:
+        _hooks.RECORD_HOOK.wait()

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from poorwill import _native
 from poorwill._native import BudgetError
+from poorwill._record import ADVICE
 from poorwill.torch._gpu import snapshot_segments
 from poorwill.vllm import _environment
 
@@ -182,11 +183,16 @@ class Envelope:
 
     def refused(self, error: BaseException, hint: str) -> BudgetError:
         """A BudgetError for PyTorch's error where loading exceeded the budget."""
-        why = " ".join([str(error), *getattr(error, "__notes__", ())])
-        return BudgetError(
+        notes = [note for note in getattr(error, "__notes__", ()) if note != ADVICE]
+        why = " ".join([str(error), *notes])
+        refusal = (
             f"the weights do not fit in the {gib(self.requested_bytes)} that the engine may use of "
             f"{self.device}: {hint} ({why})"
         )
+        if _environment.record_folder() is None:
+            refusal += f"; with {_environment.RECORD}=FOLDER the load is recorded, and `poorwill replay` "
+            refusal += "says what would fit"
+        return BudgetError(refusal)
 
     def refuse_what_cannot_fit(self, what: str, needed_bytes: int, snapshot: Any, hint: str) -> None:
         """Raises BudgetError if `needed_bytes` do not fit beside what is used."""

@@ -26,6 +26,7 @@ WAKE_TIMEOUT = "POORWILL_WAKE_TIMEOUT"
 AFTER_LEVEL2 = "POORWILL_AFTER_LEVEL2"
 TRITON = "POORWILL_TRITON"
 TRITON_SHARED_MEMORY = "POORWILL_TRITON_SHARED_MEMORY"
+RECORD = "POORWILL_RECORD"
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ class Environment:
     """Whether configurations of vLLM's kernels that exceed the GPU's shared memory are dropped."""
     triton_shared_memory_bytes: int | None = None
     """Upper bound of a thread block's shared memory for that, where the GPU has more."""
+    record: str | None = None
+    """Where each rank writes what its start allocates, for `poorwill replay`, like `rank0-load.pickle`"""
 
 
 def read(environ: Mapping[str, str] | None = None) -> Environment:
@@ -95,6 +98,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         after_level2=_after_level2(given),
         triton=_switch(given, TRITON, default.triton),
         triton_shared_memory_bytes=triton_shared_memory_bytes(given),
+        record=record_folder(given),
     )
 
 
@@ -137,6 +141,11 @@ def triton_shared_memory_bytes(environ: Mapping[str, str] | None = None) -> int 
             f"{TRITON_SHARED_MEMORY}={text!r} is no size above 0: write it like 99KiB, or in bytes"
         )
     return _bytes(given, TRITON_SHARED_MEMORY)
+
+
+def record_folder(environ: Mapping[str, str] | None = None) -> str | None:
+    """`record` alone. Any text is a folder, which is made when the record begins."""
+    return (os.environ if environ is None else environ).get(RECORD, "").strip() or None
 
 
 def _is_given(name: str) -> bool:

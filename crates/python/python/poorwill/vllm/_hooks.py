@@ -111,6 +111,17 @@ class RouteHook(Hook):
         getattr(importlib.import_module(self.ours), self.function)(module)
 
 
+@dataclass(frozen=True)
+class RecordHook(Hook):
+    """A hook that records a start. It is installed only if the environment asks for it, and never fails."""
+
+    def _install(self, module: ModuleType) -> None:
+        try:
+            getattr(importlib.import_module(self.ours), self.function)(module)
+        except Exception as error:
+            _log.warning("nothing is recorded: %s", error)
+
+
 HOOKS = (
     Hook("vllm.platforms.cuda", "poorwill.vllm._platform", "install"),
     Hook("vllm.config.vllm", "poorwill.vllm._platform", "install_graph_pool"),
@@ -138,6 +149,8 @@ OFFLOAD_HOOKS = (
     OffloadHook("vllm.model_executor.model_loader.utils", "poorwill.vllm._offload", "install_loading"),
     OffloadHook("vllm.v1.worker.gpu_worker", "poorwill.vllm._offload", "install_worker", False),
 )
+
+RECORD_HOOK = RecordHook("vllm.v1.worker.gpu_worker", "poorwill.vllm._recording", "install")
 
 TRITON_HOOKS = tuple(
     TritonHook(f"{package}.{module}", "poorwill.vllm._triton", "install")

@@ -10,26 +10,26 @@ from types import ModuleType
 
 Patch = Callable[[ModuleType], None]
 
-_waiting: dict[str, Patch] = {}
-_done: set[str] = set()
+_waiting: dict[str, list[Patch]] = {}
+_done: set[tuple[str, Patch]] = set()
 _lock = threading.RLock()
 
 
 def when_imported(name: str, patch: Patch) -> None:
     """Calls `patch` once with the module: now if it is imported, otherwise right after its import.
 
-    What `patch` raises is raised by the import.
+    Several of a module are called in order. What one raises is raised by the import, without the rest.
     """
     with _lock:
-        if name in _done or name in _waiting:
+        if (name, patch) in _done or patch in _waiting.get(name, ()):
             return
         module = sys.modules.get(name)
         if module is None:
-            _waiting[name] = patch
+            _waiting.setdefault(name, []).append(patch)
             if _FINDER not in sys.meta_path:
                 sys.meta_path.insert(0, _FINDER)
             return
-        _done.add(name)
+        _done.add((name, patch))
     patch(module)
 
 
@@ -74,7 +74,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """A module's own loader, followed by the patch."""
+    """A module's own loader, followed by the patches."""
 
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self._loader = loader
@@ -88,11 +88,10 @@ class _Loader(importlib.abc.Loader):
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         with _lock:
-            patch = _waiting.pop(module.__name__, None)
-            if patch is None:
-                return
-            _done.add(module.__name__)
-        patch(module)
+            patches = _waiting.pop(module.__name__, [])
+            _done.update((module.__name__, patch) for patch in patches)
+        for patch in patches:
+            patch(module)
 
     def __getattr__(self, name: str) -> object:
         # Resources, sources and the like come from the loader itself.
