@@ -33,7 +33,7 @@ class Builtins(pickle.Unpickler):
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
+def history_is_off() -> Iterator[None]:
     torch.cuda.init()
     torch.cuda.empty_cache()
     assert not is_on()
@@ -274,7 +274,7 @@ def test_anothers_history_stays_on(path: Path, caplog: pytest.LogCaptureFixture)
     del before, kept, more
 
 
-def test_anothers_history_without_events_is_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_anothers_history_without_events_is_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     history._record_memory_history(enabled="state")
     with poorwill.record(path):
         kept = [taken(40), taken(24)]
@@ -284,7 +284,7 @@ def test_anothers_history_without_events_is_told(path: Path, caplog: pytest.LogC
     del kept
 
 
-def test_a_history_that_is_turned_off_in_the_block_is_told(
+def test_a_history_that_is_turned_off_in_the_block_is_logged(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with poorwill.record(path):
@@ -295,7 +295,7 @@ def test_a_history_that_is_turned_off_in_the_block_is_told(
     del kept
 
 
-def test_what_a_record_lacks_is_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_record_lacks_is_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "poorwill.record"):
         with poorwill.record(path, max_entries=8):
             for _ in range(8):
@@ -338,7 +338,7 @@ def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
         (tmp_path / "file" / "load.pickle", NotADirectoryError, "name a folder that is there and writable"),
         (tmp_path, FileExistsError, "it is no file"),
         (tmp_path / ("long" * 100), OSError, "name a folder that is there and writable"),
-        # Nobody may write there, root included.
+        # Nothing can be written there, by root neither.
         (Path("/proc/load.pickle"), OSError, "name a folder that is there and writable"),
     ):
         with pytest.raises(kind) as refused, poorwill.record(path):

@@ -25,8 +25,6 @@ __all__ = ["ADVICE", "Recording", "is_open", "record"]
 ADVICE = "record the load with poorwill.record(PATH), and ask `poorwill replay PATH` what would fit"
 """The end of an out-of-memory error."""
 
-ENTRIES = 1_000_000
-
 _OLDEST = (2, 4)
 # Every PyTorch's Python reads it.
 _PROTOCOL = 4
@@ -37,7 +35,7 @@ _log = logging.getLogger("poorwill.record")
 def record(
     path: str | os.PathLike[str],
     *,
-    max_entries: int = ENTRIES,
+    max_entries: int = 1_000_000,
     stacks: Literal["python", "all"] = "python",
     device: object = None,
 ) -> AbstractContextManager[None]:
@@ -86,7 +84,7 @@ class Recording:
         self,
         path: str | os.PathLike[str],
         *,
-        max_entries: int = ENTRIES,
+        max_entries: int = 1_000_000,
         stacks: str = "python",
         device: object = None,
     ) -> None:
@@ -219,7 +217,7 @@ class Recording:
         elif max(counts.values()) == 1:
             # PyTorch's other mode.
             _log.warning(
-                "the record to %s has one event: whoever turned PyTorch's memory history on keeps no more "
+                "the record to %s has one event: PyTorch's memory history was on already, and keeps no more "
                 '(enabled="state"). Turn it off before',
                 self.path,
             )
