@@ -107,6 +107,9 @@ def test_a_record_has_each_event(path: Path) -> None:
     alloc = next(entry for entry in snapshot["device_traces"][0] if entry["action"] == "alloc")
     assert alloc["addr"] == kept.data_ptr()
     assert any(frame["name"] == "taken" for frame in alloc["frames"])
+    # A call of `empty_cache` is seen by its stack alone.
+    freed = next(entry for entry in snapshot["device_traces"][0] if entry["action"] == "segment_free")
+    assert {"empty_cache", "test_a_record_has_each_event"} <= {frame["name"] for frame in freed["frames"]}
     assert "max_split_size" in snapshot["allocator_settings"]
 
 

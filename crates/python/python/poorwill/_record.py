@@ -116,9 +116,10 @@ class Recording:
             try:
                 self._is_ours = not torch._C._cuda_isHistoryEnabled()
                 if self._is_ours:
+                    # Stacks of frees, too: they tell `empty_cache` from what the allocator releases itself.
                     torch.cuda.memory._record_memory_history(
                         enabled="all",
-                        context="alloc",
+                        context="all",
                         stacks=self._stacks,
                         max_entries=self._max_entries,
                     )

@@ -340,7 +340,8 @@ class DeviceAllocator:
         self.figures.add("segment", pool.is_small, -1)
         self.figures.add("reserved_bytes", pool.is_small, -block.size)
         self.figures.counts["num_device_free"] += 1
-        self.history.add("segment_free", block.address, block.size, block.stream, block.frames)
+        frames = self.history.frames("all") or block.frames
+        self.history.add("segment_free", block.address, block.size, block.stream, frames)
         pool.remove(block)
 
 

@@ -1,7 +1,7 @@
 """What the allocator of one device did, as PyTorch 2.11 keeps it: the `device_traces` of its snapshots.
 
-A free has the frames of the allocation, unless the context is "all". Nothing compiles here, and no entry has
-metadata.
+What is freed has the frames of its allocation, unless the context is "all". Nothing compiles here, and no
+entry has metadata.
 """
 
 import sys
@@ -12,6 +12,8 @@ from types import FrameType
 from typing import Any
 
 HERE = str(Path(__file__).parent)
+# Functions of PyTorch that are Python there, too.
+PYTHONS = (f"{HERE}/streams.py",)
 
 Frames = list[dict[str, Any]]
 
@@ -32,14 +34,17 @@ class History:
         self._entries = deque(self._entries if self.is_on else (), maxlen=min(kept, sys.maxsize))
 
     def frames(self, *contexts: str) -> Frames:
-        """The caller's stack, innermost first, without the fake's own, if the context is one of these."""
+        """The caller's stack, innermost first, if the context is one of these.
+
+        Of the fake's functions only that is in it which PyTorch has in Python as well.
+        """
         if self._context not in contexts:
             return []
         frames: Frames = []
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
-            if not code.co_filename.startswith(HERE):
+            if not code.co_filename.startswith(HERE) or code.co_filename in PYTHONS:
                 frames.append({"name": code.co_name, "filename": code.co_filename, "line": frame.f_lineno})
             frame = frame.f_back
         return frames
