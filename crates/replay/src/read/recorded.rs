@@ -324,8 +324,10 @@ mod tests {
             Step::Alloc(2),
             Step::Free(1),
             Step::EmptyCache,
-            Step::Free(0),
             Step::Alloc(3),
+            Step::Free(3),
+            Step::Free(0),
+            Step::Alloc(4),
         ];
         assert_eq!(trace.steps, steps);
         assert_eq!(trace.blocks[2], Block { bytes: 6, stream: 1, pool: 2, stack: 1 });
@@ -333,7 +335,7 @@ mod tests {
         assert_eq!([0, 1, 3].map(|step| trace.phase_at(step)), [None, Some("load"), Some("serve")]);
         let recorded = trace.recorded.unwrap();
         assert_eq!(recorded.settings, "max_split_size_mb:20");
-        assert_eq!(recorded.mapped_bytes, [100, 100, 200, 200, 50, 50, 50]);
+        assert_eq!(recorded.mapped_bytes, [100, 100, 200, 200, 50, 50, 50, 50, 50]);
         assert_eq!(recorded.failed, Some((5, 999)));
         assert_eq!(
             trace.notes,

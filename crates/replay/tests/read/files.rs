@@ -48,18 +48,21 @@ fn a_snapshot_is_a_trace_for_each_device() {
         // The segment that goes back here is for the next one.
         Step::Alloc(6),
         Step::Alloc(7),
+        // It could not be had, and was asked for.
+        Step::Alloc(8),
+        Step::Free(8),
     ];
     assert_eq!(first.steps, steps);
     let sizes: Vec<_> = first.blocks.iter().map(|block| block.bytes).collect();
-    let expected = [MIB - 8, 7 * MIB, 5 * MIB - 100, 3 * MIB, 39 * MIB, 4 * MIB, 60 * MIB, 1000];
+    let expected = [MIB - 8, 7 * MIB, 5 * MIB - 100, 3 * MIB, 39 * MIB, 4 * MIB, 60 * MIB, 1000, 900 * MIB];
     assert_eq!(sizes, expected);
     let places: Vec<_> = first.blocks.iter().map(|block| (block.stream, block.pool)).collect();
-    assert_eq!(places, [(0, 0), (0, 0), (0, 0), (0, 0), (0, 0), (0, 0), (0, 1), (1, 0)]);
+    assert_eq!(places, [(0, 0), (0, 0), (0, 0), (0, 0), (0, 0), (0, 0), (0, 1), (1, 0), (0, 0)]);
 
     let recorded = first.recorded.as_ref().unwrap();
     assert_eq!(recorded.settings, "max_split_size_mb:20");
     let mapped: Vec<_> = recorded.mapped_bytes.iter().map(|bytes| bytes / MIB).collect();
-    assert_eq!(mapped, [22, 22, 42, 42, 42, 22, 62, 62, 62, 62, 82, 84]);
+    assert_eq!(mapped, [22, 22, 42, 42, 42, 22, 62, 62, 62, 62, 82, 84, 84, 84]);
     assert_eq!(recorded.failed, Some((12, 900 * MIB)));
     assert_eq!(
         first.notes,
@@ -85,6 +88,36 @@ fn frames_are_lines_of_python_where_there_are_some() {
     assert_eq!(of(3)[0], "vllm/quant.py:33 swizzle");
     assert_eq!(of(6), ["c10::cuda::CUDACachingAllocator::malloc(unsigned long)"]);
     assert_eq!(traces[0].stacks.len(), 4, "equal ones are one");
+}
+
+/// Poorwill's pools give back what PyTorch caches. Of another allocator, the user would not have asked that.
+#[test]
+fn what_poorwills_pools_give_back_empties_no_other_cache() {
+    let of = |folder: &str| {
+        let frames = |file: &str| format!(r#"[{{"filename":"{file}","line":3,"name":"empty_cache"}}]"#);
+        let entry = |action: &str, frames: &str| {
+            format!(r#"{{"action":"{action}","addr":4096,"size":2097152,"stream":0,"frames":{frames}}}"#)
+        };
+        let load = format!(
+            r#"[{{"filename":"/x/{folder}/_watch.py","line":9,"name":"watch"}},{}"#,
+            &frames("/x/model.py")[1..]
+        );
+        let entries = [
+            entry("segment_alloc", "[]"),
+            entry("alloc", &load),
+            entry("free_requested", "[]"),
+            entry("free_completed", "[]"),
+            entry("segment_free", &frames(&format!("/x/{folder}/_gpu.py"))),
+        ];
+        let text = format!(r#"{{"segments":[],"device_traces":[[{}]]}}"#, entries.join(","));
+        let [trace] = read("a.json", text.as_bytes()).unwrap().try_into().unwrap();
+        trace
+    };
+    assert_eq!(of("user").steps, [Step::Alloc(0), Step::Free(0), Step::EmptyCache]);
+    assert_eq!(of("poorwill/torch").steps, [Step::Alloc(0), Step::Free(0)]);
+    // Nor are they the ones who ask for blocks.
+    let asked = |trace: &poorwill_replay::Trace| trace.stacks[1].len();
+    assert_eq!([asked(&of("user")), asked(&of("poorwill/torch"))], [2, 1]);
 }
 
 #[test]

@@ -311,7 +311,7 @@ impl<'f, 'v> Building<'f, 'v> {
                     let stack =
                         self.frames.stack(entry.frames, &mut self.stacks, &mut self.builder, place)?;
                     let key = REFUSED - u64::try_from(failures.len()).unwrap_or(0);
-                    self.alloc(key, entry.bytes, entry.stream, 0, stack, place)?;
+                    self.alloc(key, entry.bytes, entry.stream, (0, 0), stack, place)?;
                     self.builder.free(key).map_err(|error| Fault::new(place, why(&error)))?;
                 }
             }
