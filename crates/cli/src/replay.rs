@@ -6,7 +6,6 @@ use std::str::FromStr;
 use std::thread;
 
 use poorwill::{ByteSize, chain};
-use poorwill_replay::allocators::Kind;
 use poorwill_replay::answer::{Answer, answer};
 use poorwill_replay::cases::Case;
 use poorwill_replay::page::{self, Claim, PageOptions};
@@ -19,6 +18,8 @@ use crate::show;
 
 const CARD: ByteSize = ByteSize::gib(80);
 const TAKEN: ByteSize = ByteSize::gib(1);
+/// More than any device has; larger sizes would only be mistakes.
+const CARD_MAX: ByteSize = ByteSize::gib(1 << 20);
 const PICTURE: (u32, u32) = (960, 420);
 
 /// What was replayed.
@@ -35,6 +36,8 @@ pub(crate) struct Replayed {
     pub(crate) name: String,
     pub(crate) steps: usize,
     pub(crate) total_bytes: u64,
+    pub(crate) taken_bytes: u64,
+    pub(crate) budget_bytes: Option<u64>,
     pub(crate) usable_bytes: u64,
     #[serde(flatten)]
     pub(crate) answer: Answer,
@@ -63,8 +66,11 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ReplayReport, Failure> {
         let path = file.display().to_string();
         let read = read::read(&path, &bytes).map_err(|error| Failure::new(chain(&error)))?;
         let name = file.file_name().map_or_else(|| path.clone(), |name| name.display().to_string());
+        // Ranks may have files of one name in folders of their own.
+        let is_alone = args.files.iter().filter(|other| other.file_name() == file.file_name()).count() == 1;
+        let shown = if is_alone { &name } else { &path };
         traces.extend(
-            read.into_iter().map(|trace| Trace { name: trace.name.replacen(&path, &name, 1), ..trace }),
+            read.into_iter().map(|trace| Trace { name: trace.name.replacen(&path, shown, 1), ..trace }),
         );
     }
     let (recorded, known_card, known_setups) = match &case {
@@ -82,9 +88,14 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ReplayReport, Failure> {
     let mut report = ReplayReport { traces: Vec::new(), mismatch: None };
     for trace in recorded {
         let card = card(args, trace, known_card)?;
-        let setups = setups(args, trace, known_setups, case.is_some())?;
+        let mut notes = Vec::new();
+        let setups = setups(args, trace, known_setups, case.is_some(), &mut notes)?;
+        if args.card.is_none() && known_card.or(trace.card).is_none() {
+            notes.push(format!("the card is assumed to have {CARD}; say --card"));
+        }
         let runs = runs(trace, &setups, card)?;
         let mut answer = answer(trace, &runs)?;
+        answer.notes.extend(notes);
         if let Some(case) = &case {
             answer.notes.push(format!("the report: {}", case.reported));
             answer.notes.extend(case.guessed.iter().map(|guess| format!("guessed: {guess}")));
@@ -98,12 +109,15 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ReplayReport, Failure> {
             written(path, &page::svg(trace, &runs, PICTURE.0, PICTURE.1))?;
         }
         if !answer.fits {
-            report.mismatch = Some(trace.name.clone());
+            let others = report.mismatch.take().map(|others| format!("{others}, ")).unwrap_or_default();
+            report.mismatch = Some(format!("{others}{}", trace.name));
         }
         report.traces.push(Replayed {
             name: trace.name.clone(),
             steps: trace.steps.len(),
             total_bytes: card.total_bytes,
+            taken_bytes: card.taken_bytes,
+            budget_bytes: card.budget_bytes,
             usable_bytes: card.usable_bytes(),
             answer,
         });
@@ -152,12 +166,11 @@ impl ClaimArg {
         };
         let from_step = from.ok_or_else(|| {
             let known: Vec<&str> = trace.phases.iter().map(|phase| &*phase.name).collect();
+            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
             let phase = self.phase.as_deref().unwrap_or_default();
             Failure::new(format!(
-                "claim `{}`: `{}` has no phase `{phase}`; it has {}",
-                self.name,
-                trace.name,
-                known.join(", ")
+                "claim `{}`: `{}` has no phase `{phase}`; it has {known}",
+                self.name, trace.name
             ))
         })?;
         Ok(Claim { name: self.name.clone(), bytes: self.bytes.0, from_step, to_step: trace.steps.len() })
@@ -171,6 +184,14 @@ fn card(args: &ReplayArgs, trace: &Trace, known: Option<Card>) -> Result<Card, F
     let taken = args.taken.map_or_else(|| known.map_or(TAKEN.0, |card| card.taken_bytes), |size| size.0);
     let budget_bytes = args.budget.map(|size| size.0).or(known.and_then(|card| card.budget_bytes));
     let card = Card { total_bytes: total, taken_bytes: taken, budget_bytes };
+    if total > CARD_MAX.0 {
+        return Err(Failure::new(format!("no card has {}; {CARD_MAX} are the most", ByteSize(total))));
+    }
+    if budget_bytes == Some(0) {
+        return Err(Failure::new(
+            "a budget of nothing holds nothing; say a --budget, or none for all of the card",
+        ));
+    }
     if card.usable_bytes() == 0 {
         let (total, taken) = (ByteSize(total), ByteSize(taken));
         return Err(Failure::new(format!("nothing is left: of a card of {total}, others have {taken}")));
@@ -179,20 +200,28 @@ fn card(args: &ReplayArgs, trace: &Trace, known: Option<Card>) -> Result<Card, F
 }
 
 /// As asked for, else what was recorded, and usual ones beside it.
-fn setups(args: &ReplayArgs, trace: &Trace, known: &[&str], is_case: bool) -> Result<Vec<Setup>, Failure> {
+fn setups(
+    args: &ReplayArgs,
+    trace: &Trace,
+    known: &[&str],
+    is_case: bool,
+    notes: &mut Vec<String>,
+) -> Result<Vec<Setup>, Failure> {
     if !args.setup.is_empty() {
         return Ok(args.setup.clone());
     }
-    let failed = |error: poorwill_replay::ParseSetupError| Failure::new(error.to_string());
     let mut setups = Vec::new();
     if !is_case {
-        setups.push(match &trace.recorded {
-            Some(recorded) => Setup::of_pytorch(&recorded.settings).map_err(failed)?.0,
-            None => Setup::of(Kind::PyTorch),
-        });
+        let settings = trace.recorded.as_ref().map(|recorded| &*recorded.settings).unwrap_or_default();
+        let (setup, unknown) = Setup::of_pytorch(settings)
+            .map_err(|error| Failure::new(format!("{}: {error}; say another --setup", trace.name)))?;
+        if !unknown.is_empty() {
+            notes.push(format!("settings that were recorded and are not modelled: {}", unknown.join(", ")));
+        }
+        setups.push(setup);
     }
     for text in known {
-        let setup = text.parse::<Setup>().map_err(failed)?;
+        let setup = text.parse::<Setup>().map_err(|error| Failure::new(error.to_string()))?;
         if !setups.contains(&setup) {
             setups.push(setup);
         }

@@ -16,7 +16,7 @@ const HOLDERS_MAX: usize = 20;
 /// More than any device has.
 const UNBOUNDED_BYTES: u64 = 1 << 42;
 /// So many replays at most, and none for traces of more steps.
-const SEARCHES: u32 = 12;
+const SEARCHES: u32 = 24;
 const SEARCHED_STEPS_MAX: usize = 200_000;
 
 /// What the runs of one trace say together. The first run is the one that is asked about.
@@ -49,11 +49,11 @@ pub struct Holder {
     pub blocks: u64,
 }
 
-/// Who has what after a step, the largest first.
+/// Who has what after so many steps, the largest first.
 #[must_use]
-pub fn holders(trace: &Trace, step: usize) -> Vec<Holder> {
+pub fn holders(trace: &Trace, steps: usize) -> Vec<Holder> {
     let mut is_live = vec![false; trace.blocks.len()];
-    for step in trace.steps.iter().take(step + 1) {
+    for step in trace.steps.iter().take(steps) {
         let (number, lives) = match step {
             Step::Alloc(number) => (number, true),
             Step::Free(number) => (number, false),
@@ -85,7 +85,7 @@ pub struct Row {
     pub fits: bool,
     /// Most that was mapped.
     pub peak_bytes: u64,
-    /// The step of that.
+    /// The step of that, from 1.
     pub peak_step: usize,
     /// Its phase, if it has one.
     pub peak_phase: Option<String>,
@@ -95,7 +95,7 @@ pub struct Row {
     pub held_bytes: u64,
     /// What is live at the end.
     pub live_bytes: u64,
-    /// The step that failed.
+    /// The step that failed, from 1.
     pub failed_step: Option<usize>,
     /// What it asked for.
     pub asked_bytes: Option<u64>,
@@ -115,7 +115,7 @@ pub fn answer(trace: &Trace, runs: &[Run]) -> Result<Answer, ReplayError> {
         .unwrap_or_default();
     let rows: Vec<Row> = runs.iter().map(|run| row(trace, run)).collect();
     let needs_bytes = match runs.first() {
-        Some(run) if trace.steps.len() <= SEARCHED_STEPS_MAX => Some(smallest(trace, run, live_peak_bytes)?),
+        Some(run) if trace.steps.len() <= SEARCHED_STEPS_MAX => smallest(trace, run, live_peak_bytes)?,
         Some(run) if run.fits() => Some(run.peak.mapped_bytes),
         _ => None,
     };
@@ -127,9 +127,7 @@ pub fn answer(trace: &Trace, runs: &[Run]) -> Result<Answer, ReplayError> {
         rows,
         holders: runs
             .first()
-            .map(|run| {
-                holders(trace, run.failure.map_or(run.peak.step, |failure| failure.step.saturating_sub(1)))
-            })
+            .map(|run| holders(trace, run.failure.map_or(run.peak.step + 1, |failure| failure.step)))
             .unwrap_or_default()
             .into_iter()
             .take(HOLDERS_MAX)
@@ -145,36 +143,47 @@ fn row(trace: &Trace, run: &Run) -> Row {
         setup: run.setup.to_string(),
         fits: run.fits(),
         peak_bytes: run.peak.mapped_bytes,
-        peak_step: run.peak.step,
+        peak_step: run.peak.step + 1,
         peak_phase: trace.phase_at(run.peak.step).map(str::to_owned),
         peak_live_bytes: run.peak.live_bytes,
         held_bytes: run.held_bytes,
         live_bytes: run.live_bytes,
-        failed_step: run.failure.map(|failure| failure.step),
+        failed_step: run.failure.map(|failure| failure.step + 1),
         asked_bytes: run.failure.map(|failure| failure.asked_bytes),
     }
 }
 
-/// The least memory in which the setup of a run fits, to [`EXACT_BYTES`].
-fn smallest(trace: &Trace, run: &Run, live_peak_bytes: u64) -> Result<u64, ReplayError> {
-    let fits = |usable_bytes: u64| {
-        let card = Card { total_bytes: usable_bytes, taken_bytes: 0, budget_bytes: None };
-        replay(trace, &run.setup, card).map(|run| (run.fits(), run.peak.mapped_bytes))
+/// The least memory in which the setup of a run fits, to [`EXACT_BYTES`], as far as that rises with memory. `None` if it
+/// does not fit in any.
+fn smallest(trace: &Trace, run: &Run, live_peak_bytes: u64) -> Result<Option<u64>, ReplayError> {
+    // Address space and thresholds follow the card, so that only a budget is tried.
+    let fits = |budget_bytes: u64| {
+        let total_bytes = run.card.total_bytes.max(UNBOUNDED_BYTES);
+        let card = Card { total_bytes, taken_bytes: 0, budget_bytes: Some(budget_bytes) };
+        replay(trace, &run.setup, card).map(|run| run.fits())
     };
-    // Without a bound nothing is given back for lack of memory, so that this is enough.
-    let (_, mut most) = fits(UNBOUNDED_BYTES)?;
-    let mut least = live_peak_bytes.min(most);
+    let (mut least, mut most) = if run.fits() {
+        (live_peak_bytes, run.card.usable_bytes().min(run.peak.mapped_bytes.max(live_peak_bytes)))
+    } else {
+        (run.card.usable_bytes().max(live_peak_bytes), UNBOUNDED_BYTES)
+    };
+    if !fits(most)? {
+        return Ok(run.fits().then(|| run.card.usable_bytes()));
+    }
     for _ in 0..SEARCHES {
-        if most - least <= EXACT_BYTES {
+        if most.saturating_sub(least) <= EXACT_BYTES {
             break;
         }
-        let middle = least + (most - least) / 2;
-        match fits(middle)? {
-            (true, peak) => most = peak.max(least),
-            (false, _) => least = middle,
+        // Sizes far apart are halved by their ratio.
+        let half = least + (most - least) / 2;
+        let middle = if most / 4 > least { half.min(least.max(EXACT_BYTES) * 2) } else { half };
+        if fits(middle)? {
+            most = middle;
+        } else {
+            least = middle;
         }
     }
-    Ok(most)
+    Ok(Some(most))
 }
 
 fn sentence(trace: &Trace, runs: &[Run], answer: &Answer, live_peak_step: usize) -> String {

@@ -22,7 +22,7 @@ fn one(replayed: &Replayed) -> String {
         let held = if row.fits { size(row.held_bytes) } else { String::new() };
         let failed = row.failed_step.zip(row.asked_bytes);
         let failed =
-            failed.map(|(step, bytes)| format!("{} at step {}", size(bytes), step + 1)).unwrap_or_default();
+            failed.map(|(step, bytes)| format!("{} at step {step}", size(bytes))).unwrap_or_default();
         table.add_row(cells.into_iter().map(str::to_owned).chain([held, failed]));
     }
     let mut text = format!(
@@ -45,8 +45,8 @@ fn one(replayed: &Replayed) -> String {
 
 fn at(row: &Row) -> String {
     match &row.peak_phase {
-        Some(phase) => format!("{phase}, step {}", row.peak_step + 1),
-        None => format!("step {}", row.peak_step + 1),
+        Some(phase) => format!("{phase}, step {}", row.peak_step),
+        None => format!("step {}", row.peak_step),
     }
 }
 

@@ -130,6 +130,8 @@ fn what_cannot_be_replayed_is_refused_in_a_sentence() {
         (vec!["empty"], &["empty"]),
         (vec!["code.pickle"], &["code.pickle", "GLOBAL", "nothing was run"]),
         (vec![trace, "--card", "1GiB", "--taken", "2GiB"], &["nothing is left"]),
+        (vec![trace, "--budget", "0"], &["a budget of nothing"]),
+        (vec![trace, "--card", "17179869183GiB"], &["no card has", "1 PiB"]),
         (vec![trace, trace, "--html", "page.html"], &["show one trace"]),
         (vec![trace, "--svg", "no/such/folder.svg"], &["no/such/folder.svg"]),
         (
@@ -150,4 +152,66 @@ fn what_cannot_be_replayed_is_refused_in_a_sentence() {
         let ran = replay(&folder, &words);
         assert!(ran.code == 2 && ran.stderr.contains(expected), "{expected}: {ran:?}");
     }
+}
+
+/// Each of these was once answered wrongly.
+#[test]
+fn small_traces_have_the_right_answers() {
+    let folder = Folder::new();
+    let head = "{\"poorwill_record\":1}\n";
+    let mib = |key: u64, mib: u64| format!("{{\"t\":\"a\",\"k\":{key},\"b\":{}}}\n", mib << 20);
+    let free = |key: u64| format!("{{\"t\":\"f\",\"k\":{key}}}\n");
+    let answered = |name: &str, lines: String, words: &[&str]| {
+        folder.write(name, format!("{head}{lines}"));
+        let ran = replay(&folder, &[&[name, "--json"], words].concat());
+        let report: Value = ran.json();
+        (ran.code, report["traces"][0].clone())
+    };
+    // What could not be had was asked for.
+    let refused = format!("{}{{\"t\":\"o\",\"b\":{}}}\n", mib(1, 6 << 10), 3_u64 << 30);
+    let (code, trace) = answered("oom.jsonl", refused, &["--card", "8GiB", "--taken", "1GiB"]);
+    assert_eq!(
+        (code, &trace["fits"], &trace["rows"][0]["failed_step"]),
+        (1, &json!(false), &json!(2)),
+        "{trace}"
+    );
+    // The open end of a segment that grows is used last.
+    let tail = [mib(1, 40), mib(2, 20), mib(3, 20), free(1), free(3), mib(4, 20), mib(5, 40)].concat();
+    let (_, trace) = answered("tail.jsonl", tail, &["--setup", "pytorch:expandable_segments:True"]);
+    assert_eq!(trace["rows"][0]["peak_bytes"], 100 << 20, "{trace}");
+    // What is needed fits.
+    let (_, trace) = answered(
+        "needs.jsonl",
+        [mib(1, 700), free(1), mib(2, 900)].concat(),
+        &["--card", "800MiB", "--taken", "0", "--setup", "pytorch"],
+    );
+    let needs = trace["needs_bytes"].as_u64().unwrap();
+    assert!((900 << 20..=964 << 20).contains(&needs), "{trace}");
+    // A block that is too large for Poorwill's pool, and one that is for every device.
+    let (code, trace) = answered("large.jsonl", mib(1, 3 << 20), &["--card", "10TiB", "--taken", "0"]);
+    let rows = trace["rows"].as_array().unwrap();
+    assert_eq!(
+        (code, &rows[0]["fits"], &rows.last().unwrap()["fits"]),
+        (0, &json!(true), &json!(false)),
+        "{trace}"
+    );
+    let (_, trace) = answered("huge.jsonl", mib(1, 8 << 20), &["--setup", "pytorch"]);
+    assert_eq!(trace["needs_bytes"], Value::Null, "{trace}");
+    // Less than a granule.
+    let (code, trace) =
+        answered("small.jsonl", mib(1, 1), &["--card", "1MiB", "--taken", "0", "--setup", "poorwill"]);
+    assert_eq!((code, &trace["holders"]), (1, &json!([])), "{trace}");
+    // A setting that the model lacks is named.
+    folder.write(
+        "set.jsonl",
+        format!(
+            "{{\"poorwill_record\":1,\"allocator\":\"pytorch roundup_power2_divisions:4\"}}\n{}",
+            mib(1, 1)
+        ),
+    );
+    let notes = replay(&folder, &["set.jsonl", "--json"]).json()["traces"][0]["notes"].to_string();
+    assert!(
+        notes.contains("not modelled: roundup_power2_divisions:4") && notes.contains("say --card"),
+        "{notes}"
+    );
 }

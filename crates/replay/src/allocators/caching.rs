@@ -11,7 +11,8 @@
 //! - Where memory lacks, one free block beyond the limit goes back, or the largest ones until they suffice. Then all whole
 //!   free segments do. Neither is so in a memory pool of a sleep mode.
 //! - With expandable segments, each stream and size class has one segment that grows by 2 or 20 MiB. Free units go back.
-//! - With a threshold, a new segment beyond it gives back whole free segments, the longest unused first.
+//! - With a threshold, a new segment beyond it gives back whole free segments, the longest unused first. PyTorch does so
+//!   only where a memory fraction is set, which may be all.
 //!
 //! Not modelled: other threads, uses by a second stream (a free counts when it completes), captures of graphs, memory
 //! fractions, `roundup_power2_divisions`. A device chooses addresses as it likes; here each segment lies below the last
@@ -44,6 +45,7 @@ pub(super) struct CachingAllocator {
     /// Where each block of the trace is.
     places: Vec<Place>,
     usable_bytes: u64,
+    total_bytes: u64,
     mapped_bytes: u64,
     next_addr: u64,
     max_split_bytes: u64,
@@ -51,6 +53,8 @@ pub(super) struct CachingAllocator {
     /// Beyond it, what was unused for long goes back.
     collect_at: Option<u64>,
     kind: Kind,
+    /// Whether something became free since everything was given back.
+    has_freed: bool,
 }
 
 impl CachingAllocator {
@@ -60,12 +64,14 @@ impl CachingAllocator {
             lists: Lists::default(),
             places: vec![NONE; blocks],
             usable_bytes,
+            total_bytes: card.total_bytes,
             mapped_bytes: 0,
             next_addr: TOP_ADDR,
             max_split_bytes: setup.max_split_bytes(),
             is_expandable: setup.is_expandable(),
-            collect_at: setup.collect_at(usable_bytes),
+            collect_at: setup.collect_at(card.total_bytes),
             kind: setup.kind(),
+            has_freed: false,
         }
     }
 
@@ -85,9 +91,8 @@ impl CachingAllocator {
 
     /// The best fit, if it may serve. No other is looked at.
     fn cached(&mut self, list: u32, bytes: u64) -> Option<Place> {
-        let list = self.lists.list_mut(list);
-        list.asked += 1;
-        let (best_bytes, _, place) = *list.free.range((bytes, 0, 0)..).next()?;
+        self.lists.list_mut(list).asked += 1;
+        let (best_bytes, _, place) = self.best(list, bytes)?;
         let limit = self.max_split_bytes;
         let is_too_large = if bytes < limit {
             best_bytes >= limit
@@ -99,6 +104,31 @@ impl CachingAllocator {
         }
         self.lists.take(place);
         Some(place)
+    }
+
+    /// The smallest free block that is large enough. In segments that grow, the one that could grow least: the open end is
+    /// used last.
+    fn best(&self, list: u32, bytes: u64) -> Option<(u64, u64, Place)> {
+        let mut open = self.lists.list(list).free.range((bytes, 0, 0)..).copied();
+        let mut best = open.next()?;
+        if self.is_expandable {
+            for next in open {
+                if self.could_be(next.2) >= self.could_be(best.2) {
+                    break;
+                }
+                best = next;
+            }
+        }
+        Some(best)
+    }
+
+    /// How large a block would be with the unmapped addresses behind it.
+    fn could_be(&self, place: Place) -> u64 {
+        let Node { bytes, behind, .. } = *self.lists.node(place);
+        let unmapped = (behind != NONE).then(|| self.lists.node(behind));
+        unmapped
+            .filter(|node| node.state == State::Unmapped)
+            .map_or(bytes, |node| bytes.saturating_add(node.bytes))
     }
 
     /// A segment of its own, or more of the one that grows.
@@ -127,7 +157,7 @@ impl CachingAllocator {
     fn reserve(&mut self, list: u32, bytes: u64, state: State) -> Place {
         // Units of growing segments count from zero.
         let unit = if self.is_expandable { self.unit_bytes(list) } else { GAP_BYTES };
-        let addr = self.next_addr.saturating_sub(bytes + GAP_BYTES) / unit * unit;
+        let addr = self.next_addr.saturating_sub(bytes.saturating_add(GAP_BYTES)) / unit * unit;
         self.next_addr = addr;
         let is_expandable = self.is_expandable;
         self.lists.add(Node { addr, bytes, before: NONE, behind: NONE, list, state, is_expandable, asked: 0 })
@@ -142,7 +172,7 @@ impl CachingAllocator {
         let mut place = self.open_end(list, bytes).unwrap_or_else(|| {
             let unit = self.unit_bytes(list);
             // As much as all memory and an eighth, so that one is enough.
-            let all = self.usable_bytes.saturating_add(self.usable_bytes / 8).max(bytes);
+            let all = self.total_bytes.saturating_add(self.total_bytes / 8).max(bytes);
             let place = self.reserve(list, all.div_ceil(unit).saturating_mul(unit), State::Unmapped);
             self.lists.file(place);
             place
@@ -248,9 +278,11 @@ impl CachingAllocator {
         }
         let mut released = 0_u64;
         while released < over && !open.is_empty() {
-            let ages: u64 = open.iter().map(|(_, age)| age).sum();
-            let mean = ages / u64::try_from(open.len()).unwrap_or(u64::MAX);
-            let (old, rest): (Vec<_>, Vec<_>) = open.into_iter().partition(|(_, age)| *age >= mean);
+            let ages: u128 = open.iter().map(|(_, age)| u128::from(*age)).sum();
+            let count = open.len() as u128;
+            // As old as their mean, or older.
+            let (old, rest): (Vec<_>, Vec<_>) =
+                open.into_iter().partition(|(_, age)| u128::from(*age) * count >= ages);
             for (place, _) in old {
                 released += self.lists.node(place).bytes;
                 self.release(place);
@@ -351,13 +383,16 @@ impl Allocator for CachingAllocator {
         let asked = self.lists.list(self.lists.node(place).list).asked;
         let node = self.lists.node_mut(place);
         (node.state, node.asked) = (State::Cached, asked);
+        self.has_freed = true;
         self.lists.join(place);
         self.lists.file(place);
         Ok(())
     }
 
     fn empty_cache(&mut self) -> Result<(), PoolError> {
-        self.release_cached(|class| class.pool == 0);
+        if std::mem::take(&mut self.has_freed) {
+            self.release_cached(|class| class.pool == 0);
+        }
         Ok(())
     }
 

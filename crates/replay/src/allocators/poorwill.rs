@@ -18,6 +18,8 @@ const GRANULE_BYTES: u64 = 2 << 20;
 #[derive(Debug)]
 pub(super) struct Pool {
     arena: Arena,
+    /// Nothing, where not even a granule is.
+    usable_bytes: u64,
     blocks: Vec<Option<BlockId>>,
     tags: HashMap<u32, Tag>,
     /// Numbers of live blocks, by address.
@@ -27,10 +29,12 @@ pub(super) struct Pool {
 
 impl Pool {
     pub(super) fn open(card: Card, trace: &Trace) -> Result<Self, OpenError> {
-        let capacity_bytes = (card.usable_bytes() / GRANULE_BYTES).max(1) * GRANULE_BYTES;
+        let granules = card.usable_bytes() / GRANULE_BYTES;
+        let capacity_bytes = granules.max(1) * GRANULE_BYTES;
         let arena = Arena::open(Config::on(DeviceSpec::Host { capacity_bytes }))?;
         Ok(Self {
             arena,
+            usable_bytes: granules * GRANULE_BYTES,
             blocks: vec![None; trace.blocks.len()],
             tags: HashMap::new(),
             live: HashMap::new(),
@@ -57,12 +61,15 @@ fn at(number: BlockNumber) -> usize {
 
 impl Allocator for Pool {
     fn alloc(&mut self, number: BlockNumber, block: &Block) -> Result<bool, PoolError> {
-        if block.bytes > self.arena.limit_bytes() {
+        if block.bytes > self.usable_bytes {
             return Ok(false);
         }
         let request = AllocRequest::new(block.bytes, self.tag(block.pool));
         let made = match self.arena.alloc(&request) {
-            Err(PoolError::OverLimit { .. } | PoolError::DeviceFull { .. }) => return Ok(false),
+            // A block that is too large for any pool is not had either.
+            Err(
+                PoolError::OverLimit { .. } | PoolError::DeviceFull { .. } | PoolError::InvalidRequest { .. },
+            ) => return Ok(false),
             made => made?,
         };
         self.blocks[at(number)] = Some(made.id);

@@ -8,6 +8,7 @@ mod traces;
 use std::fs;
 use std::path::Path;
 
+use poorwill_replay::Setup;
 use poorwill_replay::page::{Claim, PageOptions, page, svg};
 use serde_json::{Value, json};
 use traces::GIB;
@@ -68,22 +69,27 @@ fn the_page_shows_the_replay_and_follows_mouse_and_keyboard() {
     };
     browser.resize(1200, 900);
     browser.open(&file);
-    wait(&browser, "text('#answer').startsWith('It needs 31.30 GiB') && lines().length === 7");
+    let setups = Setup::ALL.len();
+    wait(
+        &browser,
+        &format!("text('#answer').startsWith('It needs 31.30 GiB') && lines().length === {setups}"),
+    );
     assert_eq!(see(&browser, "all('#chart .area').length"), 1);
     assert_eq!(see(&browser, "all('#chart .claim').length"), 3);
     assert_ne!(see(&browser, "all('#chart .failure').length"), 0, "a run that fails is marked");
-    assert_eq!(see(&browser, "all('#series-rows > div').length"), 9);
+    // With what is live, and the card.
+    assert_eq!(see(&browser, "all('#series-rows > div').length"), setups + 2);
     wait(&browser, "Number(document.querySelector('#map').dataset.parts) > 100");
     let drawn = see(&browser, "pixels()");
     assert_ne!(drawn, 0);
 
     // The legend toggles, and the line comes back.
-    for count in [6, 7] {
+    for count in [setups - 1, setups] {
         browser.click("#series-rows .toggle");
         let pressed = see(&browser, "document.querySelector('.toggle').getAttribute('aria-pressed')");
         assert_eq!(
             (see(&browser, "lines().length"), pressed),
-            (count.into(), (count == 7).to_string().into())
+            (count.into(), (count == setups).to_string().into())
         );
     }
 
@@ -113,7 +119,7 @@ fn the_page_shows_the_replay_and_follows_mouse_and_keyboard() {
     wait(&browser, "/^0x[0-9a-f]+: /.test(text('#map-reading'))");
     // By mouse: in the middle of the chart.
     browser.click("#chart");
-    wait(&browser, "/After step 5\\d\\d of/.test(text('#moment-at')) && text('#cursor-at').includes('load')");
+    wait(&browser, "/After step [4-6]\\d\\d of/.test(text('#moment-at')) && text('#cursor-at').includes('load')");
 
     // A search leaves what has the words, and a stack unfolds.
     let rows = see(&browser, "all('#holders .who').length").as_u64().unwrap();

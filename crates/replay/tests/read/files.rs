@@ -116,7 +116,7 @@ fn what_poorwills_pools_give_back_empties_no_other_cache() {
     assert_eq!(of("user").steps, [Step::Alloc(0), Step::Free(0), Step::EmptyCache]);
     assert_eq!(of("poorwill/torch").steps, [Step::Alloc(0), Step::Free(0)]);
     // Nor are they the ones who ask for blocks.
-    let asked = |trace: &poorwill_replay::Trace| trace.stacks[1].len();
+    let asked = |trace: &Trace| trace.stacks[1].len();
     assert_eq!([asked(&of("user")), asked(&of("poorwill/torch"))], [2, 1]);
 }
 
