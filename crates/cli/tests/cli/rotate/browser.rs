@@ -152,7 +152,7 @@ impl Browser {
         let sent = self.log("performance").into_iter().filter_map(|entry| {
             let entry: Value = serde_json::from_str(entry["message"].as_str()?).unwrap();
             let (method, params) = (&entry["message"]["method"], &entry["message"]["params"]);
-            let is_ours = !params["documentURL"].as_str()?.starts_with("chrome://");
+            let is_ours = !params["documentURL"].as_str()?.starts_with("chrome");
             let url = params["request"]["url"].as_str()?;
             (method == "Network.requestWillBeSent" && is_ours).then(|| url.to_owned())
         });
