@@ -420,6 +420,10 @@ pub(crate) struct ReplayArgs {
     #[arg(value_name = "FILE", required_unless_present = "case")]
     pub(crate) files: Vec<PathBuf>,
 
+    /// Only what was on this device of a program that uses several, like 0
+    #[arg(long, value_name = "N")]
+    pub(crate) device: Option<usize>,
+
     /// A reported load instead of files
     #[arg(long, value_name = "NAME", conflicts_with = "files", value_parser = PossibleValuesParser::new(Case::NAMES))]
     pub(crate) case: Option<String>,

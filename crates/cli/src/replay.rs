@@ -1,5 +1,6 @@
 //! `poorwill replay`: what recorded allocations would need.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::str::FromStr;
@@ -73,6 +74,19 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ReplayReport, Failure> {
             read.into_iter().map(|trace| Trace { name: trace.name.replacen(&path, shown, 1), ..trace }),
         );
     }
+    if let Some(device) = args.device {
+        let devices: BTreeSet<usize> = traces.iter().filter_map(|trace| trace.device).collect();
+        traces.retain(|trace| trace.device == Some(device));
+        if traces.is_empty() {
+            let known: Vec<String> = devices.iter().map(ToString::to_string).collect();
+            let known = if known.is_empty() {
+                "no file says one".to_owned()
+            } else {
+                format!("there is {}", known.join(", "))
+            };
+            return Err(Failure::new(format!("nothing was recorded on device {device}; {known}")));
+        }
+    }
     let (recorded, known_card, known_setups) = match &case {
         Some(case) => (std::slice::from_ref(&case.trace), Some(case.card), case.setups),
         None => (&*traces, None, &Setup::ALL[..]),
@@ -80,7 +94,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ReplayReport, Failure> {
     if (args.html.is_some() || args.svg.is_some()) && recorded.len() != 1 {
         let names: Vec<&str> = recorded.iter().map(|trace| &*trace.name).collect();
         return Err(Failure::new(format!(
-            "a page and a picture show one trace, and there are {}: {}; name one file with one device",
+            "a page and a picture show one trace, and there are {}: {}; name one file, and one --device of it",
             names.len(),
             names.join(", ")
         )));

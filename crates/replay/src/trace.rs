@@ -64,6 +64,8 @@ pub struct Recorded {
 pub struct Trace {
     /// For people: the file, and the device if there are several.
     pub name: String,
+    /// The device that it was recorded on, by its number in the program; `None` if that is not known.
+    pub device: Option<usize>,
     /// In their order.
     pub steps: Vec<Step>,
     /// In the order of their allocation.

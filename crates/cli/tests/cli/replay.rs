@@ -125,6 +125,9 @@ fn what_cannot_be_replayed_is_refused_in_a_sentence() {
     folder.write("code.pickle", b"\x80\x04cos\nsystem\n(S'touch here'\ntR.".as_slice());
     let trace = image("churn-moe.csv");
     let trace = trace.to_str().unwrap();
+    let two = Path::new(env!("CARGO_MANIFEST_DIR")).join("../replay/tests/fixtures/load-4.pickle");
+    let two = two.to_str().unwrap();
+    assert!(replay(&folder, &[two, "--device", "1", "--html", "page.html"]).succeeded().contains("device 1"));
     for (words, expected) in [
         (vec!["none.pickle"], &["none.pickle", "No such file"][..]),
         (vec!["empty"], &["empty"]),
@@ -133,6 +136,9 @@ fn what_cannot_be_replayed_is_refused_in_a_sentence() {
         (vec![trace, "--budget", "0"], &["a budget of nothing"]),
         (vec![trace, "--card", "17179869183GiB"], &["no card has", "1 PiB"]),
         (vec![trace, trace, "--html", "page.html"], &["show one trace"]),
+        (vec![two, "--html", "page.html"], &["show one trace", "--device"]),
+        (vec![two, "--device", "7"], &["nothing was recorded on device 7; there is 0, 1"]),
+        (vec![trace, "--device", "0"], &["no file says one"]),
         (vec![trace, "--svg", "no/such/folder.svg"], &["no/such/folder.svg"]),
         (
             vec!["--case", "dense", "--html", "page.html", "--claim", "graphs=1GiB@serve"],

@@ -39,19 +39,19 @@ pub(super) fn traces(name: &str, arena: &Arena, root: Value) -> Result<Vec<Trace
         found.extend(Building::new(name, device, &mut frames).trace(history, &settings)?);
     }
     if let [_, _, ..] = &found[..] {
-        for (trace, device) in &mut found {
-            trace.name = format!("{name}, device {device}");
+        for trace in &mut found {
+            trace.name = format!("{name}, device {}", trace.device.unwrap_or_default());
         }
     }
     if snapshot.has_annotations {
-        for (trace, _) in &mut found {
+        for trace in &mut found {
             trace.notes.push("Annotations of the snapshot are ignored.".to_owned());
         }
     }
     if found.is_empty() {
         return Err(Fault::new(Location::Key("device_traces"), "nothing was recorded").with_next(RECORD));
     }
-    Ok(found.into_iter().map(|(trace, _)| trace).collect())
+    Ok(found)
 }
 
 /// A snapshot, device by device.
@@ -151,7 +151,7 @@ impl<'f, 'v> Building<'f, 'v> {
     }
 
     /// `None` if nothing happened and nothing lives.
-    fn trace(mut self, history: History, settings: &str) -> Result<Option<(Trace, usize)>, Fault> {
+    fn trace(mut self, history: History, settings: &str) -> Result<Option<Trace>, Fault> {
         let History { entries, areas, live } = history;
         let free = self.frees(&entries);
         let earlier = self.earlier(&entries, &live, free)?;
@@ -181,7 +181,8 @@ impl<'f, 'v> Building<'f, 'v> {
         }
         self.stacks.note().into_iter().for_each(|note| self.builder.note(note));
         let recorded = Recorded { settings: settings.to_owned(), ..recorded };
-        Ok(Some((self.builder.finish(Some(recorded)), self.device)))
+        let device = Some(self.device);
+        Ok(Some(Trace { device, ..self.builder.finish(Some(recorded)) }))
     }
 
     /// Which entry ends a block: recorders may leave out the completion.
