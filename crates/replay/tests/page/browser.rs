@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 /// A longer wait is a hang.
-const HANGS: Duration = Duration::from_secs(120);
+pub(crate) const HANGS: Duration = Duration::from_secs(120);
 const PROGRAMS: [&str; 3] = ["chromium", "google-chrome", "chromium-browser"];
 const DRIVER: &str = "chromedriver";
 const ARGS: [&str; 12] = [
