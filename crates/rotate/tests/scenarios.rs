@@ -458,6 +458,17 @@ fn a_request_for_another_model_ends_the_start_of_a_prepared_one() {
 }
 
 #[test]
+fn a_prepared_engine_that_is_to_sleep_while_it_starts_does() {
+    let mut fixture = Fixture::found(&[70 * GIB], EngineState::Gone, |_, rules| rules.can_restart = true);
+    fixture.late = vec![(0, Task::Start)];
+    fixture.input(Input::Prepare(ModelId(0)));
+    fixture.input(Input::Sleep(ModelId(0)));
+    fixture.finish();
+    fixture.settle();
+    assert_eq!(fixture.stage(0), "asleep");
+}
+
+#[test]
 fn a_request_for_what_leaves_for_a_prepared_engine_is_served_first() {
     let mut fixture = Fixture::found(&[70 * GIB; 2], EngineState::Gone, |_, rules| rules.can_restart = true);
     fixture.use_once(1);

@@ -271,8 +271,8 @@ impl Policy {
             Input::Sleep(_) | Input::Hibernate(_) | Input::Restart(_) if self.is_ending => {}
             Input::Sleep(model) if model.0 < known => {
                 let id = model.0;
-                self.models[id].wake_requested = None;
-                self.models[id].stop_preloading();
+                // One that comes up only to sleep again goes on with that.
+                (self.models[id].wake_requested, self.models[id].is_preloading) = (None, false);
                 if self.models[id].is_ready() {
                     self.leave(id, Leave::Sleep);
                 }
