@@ -27,12 +27,23 @@ class EngineProcesses:
     def __init__(self, *cores: Any) -> None:
         self.cores = cores
         self.clients: dict[int, Any] = {}
-        # Whether loops turn only when a test says so.
-        self.is_by_hand = False
+        self._is_by_hand = False
         # A dead engine answers no call, and no other part fails its callers.
         self._has_died = False
         # Several wait for each other.
         self._threads = [ThreadPoolExecutor(1) for _ in cores] if len(cores) > 1 else []
+
+    @property
+    def is_by_hand(self) -> bool:
+        """Whether loops turn only when a test says so. Once it is set, those of before have ended."""
+        return self._is_by_hand
+
+    @is_by_hand.setter
+    def is_by_hand(self, is_by_hand: bool) -> None:
+        self._is_by_hand = is_by_hand
+        # A loop that has given its answers looks for more.
+        for thread in self._threads:
+            thread.submit(lambda: None).result(HANGS_SECONDS)
 
     def die(self) -> None:
         self._has_died = True
