@@ -193,6 +193,8 @@ def start(options: argparse.Namespace, folder: Path):
         mode=options.mode,
         kv_gib=options.kv_gib,
         utilization=0.5,
+        graphs="compile" if options.graphs else "",
+        offload_graphs=options.graphs,
     )
     chosen |= {
         "tensor_parallel_size": options.tp,

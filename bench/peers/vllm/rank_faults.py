@@ -134,7 +134,7 @@ def chosen(options: argparse.Namespace) -> list[int]:
     """The faults that this run has, by number."""
 
     def has(fault: Fault) -> bool:
-        if options.only and options.only not in fault.name:
+        if options.only and not any(words in fault.name for words in options.only.split(",")):
             return False
         if options.mode != "poorwill":
             return fault.stock

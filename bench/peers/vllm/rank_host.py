@@ -34,7 +34,8 @@ class LostError(Exception):
 
 def words_of(options: argparse.Namespace) -> list[str]:
     words = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in PASSED_ON]
-    return [*words, *(["--suspend-nccl"] if options.suspend_nccl else [])]
+    switches = {"--suspend-nccl": options.suspend_nccl, "--graphs": options.graphs}
+    return [*words, *(name for name, is_on in switches.items() if is_on)]
 
 
 class Hosted:

@@ -1,9 +1,9 @@
 """A process of an engine over several GPUs is killed in the midst of a sleep: what is left has to end, and to
 give all memory back.
 
-The victim is a rank, the engine's core, or the process that has called sleep. It is killed before any rank is
-ready, while one is ready and waits for the other, or after all have committed. Each kill has an engine of its
-own.
+The victim is the last rank, its engine's core, or the process that has called sleep. Of data parallel
+engines, the other ones have to end as well. It is killed before any rank is ready, while one is ready and
+waits for the other, or after all have committed. Each kill has an engine of its own.
 """
 
 import argparse
@@ -75,15 +75,15 @@ def killed(options: argparse.Namespace, folder: Path, cards, victim: str, phase:
         started = engine.answer(options.start_limit_s)
         ranks = [rank["pid"] for rank in started["ranks"]]
         of = parents()
-        core = of[ranks[0]]
-        watched = {pid: name_of(pid)[:80] for pid in [core, *descendants(core, of)]}
+        cores = cores_of(ranks, of, engine.process.pid)
+        watched = {pid: name_of(pid)[:80] for core in cores for pid in [core, *descendants(core, of)]}
         held = held_back(phase, len(ranks))
         engine.ask("hold back", REACHED_S, at=str(place), **held)
         engine.tell("sleep")
         reached_s = wait_for(
             lambda: has_reached(place, decisions, phase, held["held"], len(ranks)), REACHED_S
         )
-        pid = {"rank": ranks[-1], "core": core, "coordinator": engine.process.pid}[victim]
+        pid = {"rank": ranks[-1], "core": cores[-1], "coordinator": engine.process.pid}[victim]
         os.kill(pid, signal.SIGKILL)
         begin = time.monotonic()
         time.sleep(GO_AFTER_S)
@@ -91,7 +91,7 @@ def killed(options: argparse.Namespace, folder: Path, cards, victim: str, phase:
         seen = {} if victim == "coordinator" else answered(engine)
         orphaned = None
         if victim == "coordinator":
-            orphaned = orphans(watched, core, cards)
+            orphaned = orphans(watched, cores, cards)
         ended_s = wait_for(lambda: not any(map(is_running, watched)), ENDED_S)
         left = {pid: name for pid, name in watched.items() if is_running(pid)}
         back_s = wait_for(lambda: not is_short(cards, before), ENDED_S) if not left else None
@@ -122,15 +122,20 @@ def killed(options: argparse.Namespace, folder: Path, cards, victim: str, phase:
     return record
 
 
-def orphans(watched: dict[int, str], core: int, cards) -> dict | None:
-    """What vLLM itself leaves where the caller is killed: its core may go on.
+def cores_of(ranks: list[int], of: dict[int, int], caller: int) -> list[int]:
+    """The processes of the engines' cores, in the order of their ranks. One may be its only rank itself."""
+    return list(dict.fromkeys(rank if of[rank] == caller else of[rank] for rank in ranks))
 
-    All ranks have to be in one state then, and end once the core does. None where all have ended.
+
+def orphans(watched: dict[int, str], cores: list[int], cards) -> dict | None:
+    """What vLLM itself leaves where the caller is killed: its cores may go on.
+
+    All ranks have to be in one state then, and end once the cores do. None where all have ended.
     """
     if wait_for(lambda: not any(map(is_running, watched)), ORPHANED_S) is not None:
         return None
     left, used = [name for pid, name in watched.items() if is_running(pid)], cards.used()
-    kill_all([core])
+    kill_all(cores)
     return {"left": left, "used_gib": all_gib(used), "agree": max(used) - min(used) <= SLACK_GIB * GIB}
 
 

@@ -123,6 +123,7 @@ def parsed(given: list[str] | None = None) -> argparse.Namespace:
     arguments.add_argument("--layers", type=int, default=4)
     arguments.add_argument("--kv-gib", type=float, default=2, help="on every GPU")
     arguments.add_argument("--cycles", type=int, default=5, help="of level 1, woken as a whole")
+    arguments.add_argument("--graphs", action="store_true", help="compiled, with graphs that sleep")
     arguments.add_argument("--suspend-nccl", action="store_true", help="enable_nccl_comm_suspend (vLLM 0.33)")
     arguments.add_argument("--seed", type=int, default=1234)
     arguments.add_argument(
@@ -133,7 +134,7 @@ def parsed(given: list[str] | None = None) -> argparse.Namespace:
     instead.add_argument("--kills", type=rank_kills.parsed, help="all, or VICTIM:PHASE with commas between")
     instead.add_argument("--figures", action="store_true", help="what two phases cost, what ranks hold")
     instead.add_argument("--hibernate", choices=["poorwill", "driver"], help="who takes the ranks off")
-    arguments.add_argument("--only", default="", help="faults whose names have this in them")
+    arguments.add_argument("--only", default="", help="faults whose names have this in them, or that")
     arguments.add_argument("--first", type=int, default=0, help="the fault to begin with, as `stopped` says")
     arguments.add_argument("--deadline-s", type=float, default=420, help="after that no further fault begins")
     arguments.add_argument("--turns", type=int, default=10, help="of each figure")
@@ -151,8 +152,8 @@ def parsed(given: list[str] | None = None) -> argparse.Namespace:
         arguments.error(f"--layers is {options.layers}, and each of --pp {options.pp} ranks has one or more")
     if options.mode != "poorwill" and (options.kills or options.hibernate):
         arguments.error("--kills and --hibernate are of --mode poorwill")
-    if options.dp > 1 and (options.figures or options.kills):
-        arguments.error("--figures and --kills are of one engine, and --dp has several")
+    if options.dp > 1 and options.figures:
+        arguments.error("--figures is of one engine, and --dp has several")
     return options
 
 

@@ -147,6 +147,7 @@ class Faults(unittest.TestCase):
         self.assertIn("wake NCCL resumes late", suspending)
         self.assertNotIn("sleep pool after", suspending)
         self.assertEqual(names("--mode", "poorwill", "--only", "removed"), ["sleep removed"])
+        self.assertIn("sleep removed", names("--mode", "poorwill", "--only", "sleep moved,removed"))
         stock = names("--mode", "cumem")
         self.assertIn("sleep no host memory", stock)
         self.assertNotIn("sleep held", stock)
@@ -366,7 +367,7 @@ class Hosts(unittest.TestCase):
         patched = mock.patch.object(rank_host, "HERE", self.folder)
         patched.start()
         self.addCleanup(patched.stop)
-        self.options = ranks.parsed(["--mode", "poorwill", "--pp", "2", "--suspend-nccl"])
+        self.options = ranks.parsed(["--mode", "poorwill", "--pp", "2", "--suspend-nccl", "--graphs"])
 
     def start(self) -> tuple[rank_host.Hosted, dict]:
         engine, answers = rank_host.Hosted(self.options), []
@@ -379,7 +380,7 @@ class Hosts(unittest.TestCase):
     def test_it_learns_what_engine_to_start(self):
         _, answer = self.start()
         parsed = ranks.parsed(answer["words"])
-        for name in (*rank_host.PASSED_ON, "suspend_nccl", "count"):
+        for name in (*rank_host.PASSED_ON, "suspend_nccl", "graphs", "count"):
             self.assertEqual(getattr(parsed, name), getattr(self.options, name), name)
         self.assertEqual(parsed.child, "blind")
 
@@ -425,6 +426,11 @@ class Hosts(unittest.TestCase):
     def test_ranks_that_are_left_in_two_states_are_no_success(self):
         record = self.killed("coordinator", "after", (GIB, 3 * GIB))
         self.assertFalse(record["ok"] or record["orphaned"]["agree"])
+
+    def test_data_parallel_engines_have_a_core_each(self):
+        of = {11: 10, 12: 10, 21: 20, 22: 20, 10: 1, 20: 1}
+        self.assertEqual(rank_kills.cores_of([11, 12, 21, 22], of, 1), [10, 20])
+        self.assertEqual(rank_kills.cores_of([10, 20], of, 1), [10, 20])
 
     def test_which_kills_there_are(self):
         self.assertEqual(len(rank_kills.parsed("all")), 9)
@@ -665,7 +671,6 @@ class Choices(unittest.TestCase):
             ("--pp", "0"): "--pp is 0",
             ("--pp", "8"): "--layers is 4",
             ("--dp", "2", "--figures"): "--dp has several",
-            ("--dp", "2", "--kills", "all"): "--dp has several",
             ("--faults", "--figures"): "not allowed with",
             ("--kills", "nothing:never"): "there is no nothing:never",
         }.items():
