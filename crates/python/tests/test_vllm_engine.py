@@ -4,7 +4,7 @@ import inspect
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import fake_vllm
 import pytest
@@ -337,12 +337,33 @@ def test_a_failed_wake_leaves_the_engine_asleep(engine: Any, what: str, says: st
     assert is_serving(engine)
 
 
-def test_a_dead_executor_is_reported_as_it_is(vllm: Any) -> None:
+ENDED = "the process of a rank has ended, and the engine ends with it: start it again"
+
+
+def test_a_rank_that_has_ended_is_named_as_the_reason(vllm: Any) -> None:
     engine = vllm.engine()
     engine.sleep(1)
     engine.model_executor.is_failed = True
-    with pytest.raises(PoorwillError, match=r"Executor failed\.; kv_cache, weights count as asleep"):
+    with pytest.raises(PoorwillError, match=f"^wake_up: {ENDED}$"):
         engine.wake_up()
+    assert engine.is_scheduler_paused()
+
+
+def test_a_rank_that_ends_in_a_sleep_is_not_woken_again(vllm: Any) -> None:
+    engine = vllm.engine()
+    executor, asked = engine.model_executor, []
+
+    def ends(timeout: float | None) -> NoReturn:
+        asked.append(timeout)
+        # As vLLM's monitor of workers does it.
+        executor.is_failed = True
+        executor.rpc_broadcast_mq = None
+        raise OSError("cancelled")
+
+    executor.response_mqs[-1].dequeue = ends
+    with pytest.raises(PoorwillError, match=f"^sleep: {ENDED}$"):
+        engine.sleep(1)
+    assert len(asked) == 1
     assert engine.is_scheduler_paused()
 
 

@@ -35,6 +35,7 @@ _SCHEDULING = "scheduling"
 # then takes the other ranks' answers for those of the next call.
 _ANSWERED = RESTORING | {"sleep", "wake_up", "discard", "poorwill_status", "poorwill_drop_backups"}
 
+_ENDED = "the process of a rank has ended, and the engine ends with it: start it again"
 _ALL_WAKE = "call wake_up, in which all data parallel ranks take part"
 
 _ENGINE = "_poorwill"
@@ -263,8 +264,15 @@ class _Engine:
         self.not_ready = None
         self._is_held = False
 
+    @property
+    def _has_ended(self) -> bool:
+        """Whether a rank's process has, after which vLLM ends the others."""
+        return bool(getattr(self.executor, "is_failed", False))
+
     def _go_back(self, error: Exception, before: _Before) -> NoReturn:
         """After a failed sleep: raises with the state that the engine is in."""
+        if self._has_ended:
+            raise PoorwillError(f"sleep: {_ENDED}") from error
         state = self.restored(before)
         if state is None:
             raise error
@@ -362,6 +370,8 @@ class _Engine:
             with contextlib.suppress(Exception):
                 # Behind the commit ranks may be awake, and something else of theirs may not.
                 self._is_half_awake = any(not self.asleep <= set(rank["sleeping"]) for rank in self.look())
+            if self._has_ended:
+                raise PoorwillError(f"wake_up: {_ENDED}") from error
             raise PoorwillError(f"{error}; {self._stays()}: call wake_up to try again") from error
         finally:
             self._is_waking = False
