@@ -13,6 +13,8 @@ use crate::trace::{Step, Trace};
 /// A search for the smallest card ends when it is this exact.
 const EXACT_BYTES: u64 = 64 << 20;
 const HOLDERS_MAX: usize = 20;
+/// Peaks are the same that differ by this part at most.
+const SAME: u64 = 50;
 /// More than any device has.
 const UNBOUNDED_BYTES: u64 = 1 << 42;
 /// So many replays at most, and none for traces of more steps.
@@ -30,6 +32,8 @@ pub struct Answer {
     pub live_peak_bytes: u64,
     /// The smallest memory that the first setup fits in; `None` if that was not looked for.
     pub needs_bytes: Option<u64>,
+    /// Most that the recorder's own allocator had mapped; `None` if that is not known.
+    pub recorded_peak_bytes: Option<u64>,
     /// Each run.
     pub rows: Vec<Row>,
     /// Who had most at the first run's end or peak, the largest first.
@@ -119,11 +123,13 @@ pub fn answer(trace: &Trace, runs: &[Run]) -> Result<Answer, ReplayError> {
         Some(run) if run.fits() => Some(run.peak.mapped_bytes),
         _ => None,
     };
+    let recorded_peak_bytes = recorded_peak(trace);
     let mut answer = Answer {
         fits: runs.first().is_some_and(Run::fits),
         sentence: String::new(),
         live_peak_bytes,
         needs_bytes,
+        recorded_peak_bytes,
         rows,
         holders: runs
             .first()
@@ -134,6 +140,7 @@ pub fn answer(trace: &Trace, runs: &[Run]) -> Result<Answer, ReplayError> {
             .collect(),
         notes: trace.notes.clone(),
     };
+    answer.notes.extend(recorded_peak_bytes.map(|peak_bytes| as_recorded(peak_bytes, runs)));
     answer.sentence = sentence(trace, runs, &answer, live_peak_step);
     Ok(answer)
 }
@@ -151,6 +158,24 @@ fn row(trace: &Trace, run: &Run) -> Row {
         failed_step: run.failure.map(|failure| failure.step + 1),
         asked_bytes: run.failure.map(|failure| failure.asked_bytes),
     }
+}
+
+fn recorded_peak(trace: &Trace) -> Option<u64> {
+    trace.recorded.as_ref()?.mapped_bytes.iter().copied().max()
+}
+
+/// What the recorder's allocator had mapped, and which setup does the same. It may have had other settings meanwhile
+/// than those that are known.
+fn as_recorded(peak_bytes: u64, runs: &[Run]) -> String {
+    let mut text = format!("What was recorded had {} mapped at most", ByteSize(peak_bytes));
+    let off = |run: &&Run| run.peak.mapped_bytes.abs_diff(peak_bytes);
+    let nearest = runs.iter().filter(|run| run.fits()).min_by_key(off);
+    // Writing to a text cannot fail.
+    let _ = match nearest.filter(|run| off(run).saturating_mul(SAME) <= peak_bytes) {
+        Some(nearest) => write!(text, ", as `{}` has here.", nearest.setup),
+        None => write!(text, ", and none of these setups comes near that."),
+    };
+    text
 }
 
 /// The least memory in which the setup of a run fits, to [`EXACT_BYTES`], as far as that rises with memory. `None` if it

@@ -1,7 +1,11 @@
 //! The model of PyTorch's allocator against what was measured on a GPU, and Poorwill's pool beside it.
 #![allow(clippy::unwrap_used)]
 
+use std::fs;
+
 use poorwill_bench::churn::{Load, Step};
+use poorwill_replay::answer::answer;
+use poorwill_replay::read::read;
 use poorwill_replay::trace::{Block, TraceBuilder};
 use poorwill_replay::{Card, Run, Trace, replay};
 
@@ -50,11 +54,105 @@ fn the_model_maps_what_was_measured() {
         let (has_peak, has_held) = (hundredths(run.peak.mapped_bytes), hundredths(run.held_bytes));
         println!("{setup} {load}: peak {has_peak} of {peak}, held {has_held} of {held}");
         let differs = |has: u64, of: u64, percent: u64| has.abs_diff(of) * 100 > of * percent;
-        // Without a limit, addresses decide between equal blocks of moe. Random ones give 29.6 to 31.1 GiB at the peak.
+        // Without a limit, addresses decide between equal blocks of moe. Two days later the card had what the model has.
         let (of_peak, of_held) = if load == Load::Moe && !setup.contains("split") { (9, 6) } else { (2, 3) };
         assert!(!differs(has_peak, peak, of_peak), "{setup} {load}: peak {has_peak} of {peak}");
         assert!(!differs(has_held, held, of_held), "{setup} {load}: held {has_held} of {held}");
     }
+}
+
+/// What was recorded on an H200 without settings (vLLM 0.33 limits splits to 20 MiB itself), and what the card had
+/// mapped at most, and behind everything that can go back, when the same program ran with other settings.
+const RECORDED: [(&str, &str, u64, u64); 22] = [
+    ("moe", "pytorch", 33_351_008_256, 29_139_927_040),
+    ("moe", "pytorch:max_split_size_mb:20", 103_307_804_672, 23_192_403_968),
+    ("moe", "pytorch:max_split_size_mb:512", 103_408_467_968, 24_366_809_088),
+    ("moe", "pytorch:expandable_segments:True", 28_563_210_240, 23_383_244_800),
+    ("moe", "poorwill", 25_562_185_728, 22_978_494_464),
+    ("dense", "pytorch", 33_774_632_960, 33_774_632_960),
+    ("dense", "pytorch:max_split_size_mb:20", 32_568_770_560, 31_562_137_600),
+    ("dense", "pytorch:max_split_size_mb:512", 32_757_514_240, 31_918_653_440),
+    ("dense", "pytorch:expandable_segments:True", 31_939_624_960, 31_289_507_840),
+    ("dense", "poorwill", 30_761_025_536, 30_324_817_920),
+    ("swizzle", "pytorch", 31_499_223_040, 30_660_362_240),
+    ("swizzle", "pytorch:max_split_size_mb:20", 31_687_966_720, 30_660_362_240),
+    ("swizzle", "pytorch:max_split_size_mb:512", 31_499_223_040, 30_660_362_240),
+    ("swizzle", "pytorch:expandable_segments:True", 31_499_223_040, 30_660_362_240),
+    ("swizzle", "poorwill", 31_599_886_336, 30_727_471_104),
+    ("mixed", "pytorch", 4_697_620_480, 3_646_947_328),
+    ("mixed", "pytorch:max_split_size_mb:20", 6_226_444_288, 2_438_987_776),
+    ("mixed", "pytorch:max_split_size_mb:512", 4_697_620_480, 3_646_947_328),
+    ("mixed", "pytorch:expandable_segments:True", 4_592_762_880, 2_495_610_880),
+    ("mixed", "poorwill", 4_452_253_696, 2_401_239_040),
+    ("vllm-mxfp4", "pytorch:max_split_size_mb:20", 10_185_867_264, 6_360_662_016),
+    ("vllm-mxfp4", "pytorch:max_split_size_mb:20,expandable_segments:True", 11_672_748_032, 6_431_965_184),
+];
+/// What else a process with Poorwill's pool takes of the card meanwhile.
+const BESIDE_BYTES: u64 = 128 << 20;
+
+fn recording(name: &str) -> Trace {
+    let path = format!("{}/tests/fixtures/measured/{name}.jsonl", env!("CARGO_MANIFEST_DIR"));
+    let mut traces = read(name, &fs::read(path).unwrap()).unwrap();
+    assert_eq!(traces.len(), 1);
+    traces.remove(0)
+}
+
+fn differs(has: u64, of: u64, permille: u64) -> bool {
+    has.abs_diff(of) * 1000 > of * permille
+}
+
+#[test]
+fn what_was_recorded_maps_what_the_card_had_with_each_setting() {
+    for (name, setup, peak, held) in RECORDED {
+        let run = replay(&recording(name), &setup.parse().unwrap(), CARD).unwrap();
+        let has = [run.peak.mapped_bytes, run.held_bytes];
+        let is_near = if setup == "poorwill" {
+            has.iter().zip([peak, held]).all(|(has, of)| has.abs_diff(of) <= BESIDE_BYTES)
+        } else {
+            has.iter().zip([peak, held]).all(|(has, of)| !differs(*has, of, 10))
+        };
+        assert!(is_near, "{name} {setup}: {has:?} of {:?}", [peak, held]);
+    }
+}
+
+/// Also where a recording ends in the midst of a load, as that of mxfp8 does, which has no small blocks.
+#[test]
+fn each_step_maps_what_the_card_had() {
+    let limited = "pytorch:max_split_size_mb:20";
+    for (name, setup) in [
+        ("moe", "pytorch"),
+        ("dense", "pytorch"),
+        ("swizzle", "pytorch"),
+        ("mixed", "pytorch"),
+        ("vllm-mxfp4", limited),
+        ("vllm-mxfp8", limited),
+    ] {
+        let trace = recording(name);
+        let run = replay(&trace, &setup.parse().unwrap(), CARD).unwrap();
+        let recorded = trace.recorded.unwrap().mapped_bytes;
+        assert_eq!(recorded.len(), run.mapped_bytes.len(), "{name}");
+        let peak = recorded.iter().copied().max().unwrap();
+        for (step, (had, has)) in recorded.iter().zip(&run.mapped_bytes).enumerate() {
+            assert!(has.abs_diff(*had) * 200 <= peak, "{name} at step {step}: {has} of {had}");
+        }
+    }
+}
+
+/// vLLM limits splits while it loads, and its settings say nothing of that afterwards.
+#[test]
+fn the_answer_says_which_setup_was_recorded() {
+    let trace = recording("vllm-mxfp4");
+    let said = |setups: &[&str]| {
+        let run = |setup: &&str| replay(&trace, &setup.parse().unwrap(), CARD).unwrap();
+        let runs: Vec<Run> = setups.iter().map(run).collect();
+        let answer = answer(&trace, &runs).unwrap();
+        assert_eq!(answer.recorded_peak_bytes, Some(10_185_867_264));
+        answer.notes.last().unwrap().clone()
+    };
+    let limited = "pytorch:max_split_size_mb:20";
+    let begins = "What was recorded had 9.49 GiB mapped at most";
+    assert_eq!(said(&["pytorch", limited, "poorwill"]), format!("{begins}, as `{limited}` has here."));
+    assert_eq!(said(&["poorwill"]), format!("{begins}, and none of these setups comes near that."));
 }
 
 /// What the pool itself does is in `crates/bench/tests/promises/churn.rs`.
