@@ -8,6 +8,7 @@
 //! - [`book`]: the snippets of the project's pages.
 //! - [`certificates`]: certificates for tests of TLS.
 //! - [`child`]: tests that run in their own process.
+//! - [`browser`]: Chromium, for tests of pages.
 //! - [`broken`]: drivers with one defect each; the suites must notice.
 //! - [`latch`]: work that waits for a test.
 //! - [`mod@slice`]: a few granules of a larger device.
@@ -28,6 +29,8 @@
 pub mod backups;
 pub mod book;
 pub mod broken;
+#[cfg(target_os = "linux")]
+pub mod browser;
 pub mod capture;
 pub mod certificates;
 #[cfg(target_os = "linux")]

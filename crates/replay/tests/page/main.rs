@@ -2,7 +2,6 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // All of it is test code.
 
-mod browser;
 mod traces;
 
 use std::fs;
@@ -11,13 +10,10 @@ use std::time::Instant;
 
 use poorwill_replay::Setup;
 use poorwill_replay::page::{Claim, PageOptions, page, svg};
+use poorwill_testkit::browser::{Browser, ENTER, RIGHT};
+use poorwill_testkit::watchdog::TEST_TIMEOUT;
 use serde_json::{Value, json};
 use traces::GIB;
-
-use browser::{Browser, HANGS};
-
-const RIGHT: &str = "\u{e014}";
-const ENTER: &str = "\u{e007}";
 
 /// Stands before scripts.
 const WORDS: &str = "
@@ -31,6 +27,10 @@ const WORDS: &str = "
     const seek = (words) => { const s = document.querySelector('#search'); s.value = words;
       s.dispatchEvent(new Event('input')); };
 ";
+
+fn url(file: &Path) -> String {
+    format!("file://{}", file.display())
+}
 
 fn see(browser: &Browser, expression: &str) -> Value {
     browser.run(&format!("{WORDS} return {expression};"))
@@ -65,12 +65,9 @@ fn the_page_shows_the_replay_and_follows_mouse_and_keyboard() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("moe.html");
     write_page(&file, 33 * GIB);
-    let Some(browser) = Browser::start(folder.path()) else {
-        eprintln!("skipped: no Chromium with its chromedriver: the page was not tried in a browser");
-        return;
-    };
+    let browser = Browser::start(folder.path(), |_| ());
     browser.resize(1200, 900);
-    browser.open(&file);
+    browser.open(&url(&file));
     let setups = Setup::ALL.len();
     wait(
         &browser,
@@ -119,7 +116,7 @@ fn the_page_shows_the_replay_and_follows_mouse_and_keyboard() {
     // A window that loses its focus for a moment shows nothing of the map.
     let began = Instant::now();
     while see(&browser, "/^0x[0-9a-f]+: /.test(text('#map-reading'))") != true {
-        assert!(began.elapsed() < HANGS, "the map tells nothing of a part");
+        assert!(began.elapsed() < TEST_TIMEOUT, "the map tells nothing of a part");
         browser.run("document.querySelector('#map').focus()");
         browser.keys(RIGHT);
     }
@@ -178,11 +175,8 @@ fn names_in_markup_are_text_in_the_page() {
     let claim = Claim { name: MARKUP.to_owned(), bytes: 9 << 20, from_step: 0, to_step: 9 };
     let options = PageOptions { answer: MARKUP.to_owned(), claims: vec![claim] };
     fs::write(&file, page(&trace, &runs, &options).unwrap()).unwrap();
-    let Some(browser) = Browser::start(folder.path()) else {
-        eprintln!("skipped: no Chromium with its chromedriver: the page was not tried in a browser");
-        return;
-    };
-    browser.open(&file);
+    let browser = Browser::start(folder.path(), |_| ());
+    browser.open(&url(&file));
     wait(&browser, "all('#holders .who').length > 0");
     browser.click("#holders .who");
     assert_eq!(see(&browser, "all('img').length"), 0);
@@ -195,7 +189,7 @@ fn names_in_markup_are_text_in_the_page() {
     let nothing = poorwill_replay::Trace { steps: Vec::new(), blocks: Vec::new(), ..nothing };
     let runs = traces::runs(&nothing, GIB);
     fs::write(&file, page(&nothing, &runs, &PageOptions::default()).unwrap()).unwrap();
-    browser.open(&file);
+    browser.open(&url(&file));
     wait(&browser, "text('#moment-at') === 'There are no steps.' && text('#answer') === 'nothing'");
     assert_eq!(browser.complaints(), [] as [String; 0]);
 }

@@ -1,9 +1,10 @@
 //! A fleet of two nodes behind a router, over a real etcd: the operators' page in a browser, and the commands.
 
+use poorwill_testkit::browser::Browser;
 use poorwill_testkit::etcd::Servers;
 use serde_json::json;
 
-use super::browser::Browser;
+use super::browser;
 use super::fixture::{Fixture, Model, Rotator, free_port, text_of, until};
 use super::http;
 use super::page::{MARKUP, assert_narrow, see, wait};
@@ -72,7 +73,7 @@ fn await_that(browser: &Browser, expression: &str) {
 #[ignore = "needs chromium and chromedriver"]
 fn the_page_of_a_fleet_shows_it_and_takes_wishes() {
     let Some(fleet) = Fleet::start() else { return };
-    let browser = Browser::open(&fleet.nodes[0].0, fleet.control);
+    let browser = browser::opened(&fleet.nodes[0].0, fleet.control);
     let both = |goal: &str| format!("['n1', 'n2'].every((node) => goal('amber', node) === '{goal}')");
     await_that(&browser, &format!("link() === 'Live' && {}", both("warm wanted")));
     assert_eq!(see(&browser, "list('#models h3').map(text)"), json!([MARKUP, "amber"]));

@@ -7,9 +7,10 @@ use std::fs;
 use std::net::TcpStream;
 use std::thread;
 
+use poorwill_testkit::browser::{Browser, ENTER, ESCAPE, TAB};
 use serde_json::{Value, json};
 
-use super::browser::{Browser, ENTER, ESCAPE, TAB};
+use super::browser;
 use super::fixture::{Fixture, KEY, Model};
 use super::http;
 
@@ -114,7 +115,7 @@ fn the_page_shows_what_happens_while_it_happens() {
     );
     let fixture = Fixture::new("128MiB", models);
     let rotator = fixture.start(&[]);
-    let browser = Browser::open(&fixture, fixture.control);
+    let browser = browser::opened(&fixture, fixture.control);
 
     wait(&browser, "link() === 'Live' && list('#models > li').length === 3");
     let names = see(&browser, "list('#models h3').map(text)");
@@ -270,7 +271,7 @@ fn the_page_shows_what_happens_while_it_happens() {
 fn a_hibernating_model_is_shown_with_what_it_takes_and_one_that_cannot_with_the_reason() {
     let fixture = super::hibernate::fixture("");
     let rotator = fixture.start(&[]);
-    let browser = Browser::open(&fixture, fixture.control);
+    let browser = browser::opened(&fixture, fixture.control);
     wait(&browser, "link() === 'Live' && row('birch') && stage('amber') === 'cold'");
     let before = fixture.say("amber", PROMPT);
     // It asks about requests that it knows of.
@@ -320,7 +321,7 @@ fn a_hibernating_model_is_shown_with_what_it_takes_and_one_that_cannot_with_the_
 fn orders_are_given_by_mouse_and_by_keyboard_alone() {
     let mut fixture = Fixture::new("512MiB", vec![Model::new("amber"), Model::new("birch")]);
     let rotator = fixture.start(&[]);
-    let browser = Browser::open(&fixture, fixture.control);
+    let browser = browser::opened(&fixture, fixture.control);
     wait(&browser, "link() === 'Live' && row('amber') && stage('amber') === 'cold'");
 
     let seen = "list('.commands')[0].querySelectorAll('button')";
@@ -465,7 +466,7 @@ fn keys_are_asked_for_and_a_rotation_that_went_away_is_found_again() {
     let mut fixture = Fixture::of_two();
     fixture.has_keys = true;
     let rotator = fixture.start(&[]);
-    let browser = Browser::open(&fixture, fixture.control);
+    let browser = browser::opened(&fixture, fixture.control);
     let wrong = "text(document.querySelector('#key-error'))";
     wait(&browser, "link() === 'Key needed' && document.activeElement.id === 'key'");
     assert_eq!(see(&browser, &format!("[{wrong}, list('h3').length]")), json!(["", 0]));
@@ -560,7 +561,7 @@ fn the_picture_for_the_guide_has_what_the_guide_says() {
     // Two of three have room.
     let fixture = Fixture::new("200MiB", models.to_vec());
     let rotator = fixture.start(&[]);
-    let browser = Browser::open(&fixture, fixture.control);
+    let browser = browser::opened(&fixture, fixture.control);
     for model in ["amber", "birch", "cedar", "amber"] {
         let body = json!({ "model": model, "prompt": PROMPT, "max_tokens": 1 });
         http::ask(fixture.front, "POST", "/v1/completions", &[], &body.to_string()).unwrap();
