@@ -2,7 +2,7 @@
 
 use ::poorwill::{OpenError, PoolError};
 
-use crate::allocators::{self, Segment, Setup};
+use crate::allocators::{self, Allocator, Segment, Setup};
 use crate::card::Card;
 use crate::trace::{Step, Trace};
 
@@ -68,7 +68,7 @@ pub struct Moment {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplayError {
-    /// There is no host device of the card's size.
+    /// It does not open on a card of this size.
     #[error("Poorwill's pool cannot be opened for the replay")]
     Open(#[source] Box<OpenError>),
     /// Poorwill's pool failed otherwise than by a lack of memory.
@@ -97,34 +97,9 @@ impl From<OpenError> for ReplayError {
 /// Replays a trace on an empty card, until it ends or memory lacks.
 ///
 /// # Errors
-/// Only of Poorwill's pool, where this machine cannot hold its addresses.
+/// Only of Poorwill's pool, where addresses lack: they are 4 PiB.
 pub fn replay(trace: &Trace, setup: &Setup, card: Card) -> Result<Run, ReplayError> {
-    let mut replayer = Replayer::new(trace, setup, card)?;
-    let mut run = Run {
-        setup: *setup,
-        card,
-        mapped_bytes: Vec::with_capacity(trace.steps.len()),
-        peak: Instant::default(),
-        held_bytes: 0,
-        live_bytes: 0,
-        failure: None,
-    };
-    while let Some(outcome) = replayer.next()? {
-        match outcome {
-            Ok(now) => {
-                run.mapped_bytes.push(now.mapped_bytes);
-                if now.mapped_bytes > run.peak.mapped_bytes {
-                    run.peak = now;
-                }
-            }
-            Err(failure) => {
-                run.failure = Some(failure);
-                break;
-            }
-        }
-    }
-    (run.held_bytes, run.live_bytes) = (replayer.trimmed()?, replayer.live_bytes);
-    Ok(run)
+    Replayer::new(trace, allocators::open(setup, card, trace)?).run(setup, card)
 }
 
 /// The addresses after these steps, which rise, as far as the trace fits.
@@ -137,30 +112,13 @@ pub fn moments(
     card: Card,
     steps: &[usize],
 ) -> Result<Vec<Moment>, ReplayError> {
-    let mut replayer = Replayer::new(trace, setup, card)?;
-    let mut found = Vec::with_capacity(steps.len());
-    let mut wanted = steps.iter().copied().peekable();
-    while let Some(last) = wanted.peek().copied() {
-        let step = replayer.step;
-        match replayer.next()? {
-            Some(Ok(_)) if step == last => {
-                let segments = replayer.allocator.layout();
-                found.push(Moment {
-                    step,
-                    segments: segments.map_err(|error| ReplayError::pool(step, error))?,
-                });
-                while wanted.next_if(|next| *next <= step).is_some() {}
-            }
-            Some(Ok(_)) => {}
-            Some(Err(_)) | None => break,
-        }
-    }
-    Ok(found)
+    Replayer::new(trace, allocators::open(setup, card, trace)?).moments(steps)
 }
 
-struct Replayer<'t> {
+/// A trace on its way through an allocator.
+pub(crate) struct Replayer<'t> {
     trace: &'t Trace,
-    allocator: Box<dyn allocators::Allocator>,
+    allocator: Box<dyn Allocator>,
     step: usize,
     /// Of `trace.phases`, those that have begun.
     begun: usize,
@@ -168,9 +126,60 @@ struct Replayer<'t> {
 }
 
 impl<'t> Replayer<'t> {
-    fn new(trace: &'t Trace, setup: &Setup, card: Card) -> Result<Self, ReplayError> {
-        let allocator = allocators::open(setup, card, trace)?;
-        Ok(Self { trace, allocator, step: 0, begun: 0, live_bytes: 0 })
+    /// The allocator is empty.
+    pub(crate) fn new(trace: &'t Trace, allocator: Box<dyn Allocator>) -> Self {
+        Self { trace, allocator, step: 0, begun: 0, live_bytes: 0 }
+    }
+
+    /// All of [`replay`](fn@replay).
+    pub(crate) fn run(mut self, setup: &Setup, card: Card) -> Result<Run, ReplayError> {
+        let mut run = Run {
+            setup: *setup,
+            card,
+            mapped_bytes: Vec::with_capacity(self.trace.steps.len()),
+            peak: Instant::default(),
+            held_bytes: 0,
+            live_bytes: 0,
+            failure: None,
+        };
+        while let Some(outcome) = self.next()? {
+            match outcome {
+                Ok(now) => {
+                    run.mapped_bytes.push(now.mapped_bytes);
+                    if now.mapped_bytes > run.peak.mapped_bytes {
+                        run.peak = now;
+                    }
+                }
+                Err(failure) => {
+                    run.failure = Some(failure);
+                    break;
+                }
+            }
+        }
+        (run.held_bytes, run.live_bytes) = (self.trimmed()?, self.live_bytes);
+        Ok(run)
+    }
+
+    /// All of [`moments`].
+    pub(crate) fn moments(mut self, steps: &[usize]) -> Result<Vec<Moment>, ReplayError> {
+        let mut found = Vec::with_capacity(steps.len());
+        let mut wanted = steps.iter().copied().peekable();
+        while let Some(last) = wanted.peek().copied() {
+            let step = self.step;
+            match self.next()? {
+                Some(Ok(_)) if step == last => {
+                    let segments = self.allocator.layout();
+                    found.push(Moment {
+                        step,
+                        segments: segments.map_err(|error| ReplayError::pool(step, error))?,
+                    });
+                    while wanted.next_if(|next| *next <= step).is_some() {}
+                }
+                Some(Ok(_)) => {}
+                Some(Err(_)) | None => break,
+            }
+        }
+        Ok(found)
     }
 
     /// Carries out the next step; `None` behind the last one.

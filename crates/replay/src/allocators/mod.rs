@@ -2,6 +2,7 @@
 
 mod caching;
 mod lists;
+mod memoryless;
 mod poorwill;
 mod setup;
 

@@ -1,44 +1,42 @@
-//! Poorwill's pool itself, on its host device. No byte of its memory is touched.
+//! Poorwill's pool itself, on a device without memory. It maps what it would map on the host device.
 //!
-//! All blocks are on the default stream: streams of the host device would be threads of their own. Private pools are
-//! tags.
+//! All blocks are on the default stream. Private pools are tags.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use ::poorwill::pool::{BlockKind, SegmentSnapshot};
-use ::poorwill::{AllocRequest, Arena, BlockId, Config, DeviceSpec, OpenError, PoolError, Tag};
+use ::poorwill::pool::{BlockKind, BlockSnapshot, SegmentSnapshot};
+use ::poorwill::{AllocRequest, Arena, BlockId, Driver, OpenError, PoolConfig, PoolError, Tag};
 
+use super::memoryless::{GRANULE_BYTES, MemorylessDevice};
 use super::{Allocator, Part, Segment, State};
 use crate::card::Card;
 use crate::trace::{Block, BlockNumber, Trace};
-
-/// The host device's granules; a smaller card is none.
-const GRANULE_BYTES: u64 = 2 << 20;
 
 #[derive(Debug)]
 pub(super) struct Pool {
     arena: Arena,
     /// Nothing, where not even a granule is.
     usable_bytes: u64,
-    blocks: Vec<Option<BlockId>>,
+    /// Those that are live, by number, with their addresses.
+    blocks: Vec<Option<(BlockId, u64)>>,
     tags: HashMap<u32, Tag>,
-    /// Numbers of live blocks, by address.
-    live: HashMap<u64, BlockNumber>,
-    addrs: Vec<u64>,
 }
 
 impl Pool {
     pub(super) fn open(card: Card, trace: &Trace) -> Result<Self, OpenError> {
-        let granules = card.usable_bytes() / GRANULE_BYTES;
-        let capacity_bytes = granules.max(1) * GRANULE_BYTES;
-        let arena = Arena::open(Config::on(DeviceSpec::Host { capacity_bytes }))?;
+        // No device has less than a granule.
+        let capacity_bytes = card.usable_bytes().max(GRANULE_BYTES);
+        Self::over(Arc::new(MemorylessDevice::of(capacity_bytes)), card, trace)
+    }
+
+    /// On a device of what the card leaves.
+    pub(super) fn over(driver: Arc<dyn Driver>, card: Card, trace: &Trace) -> Result<Self, OpenError> {
         Ok(Self {
-            arena,
-            usable_bytes: granules * GRANULE_BYTES,
+            arena: Arena::over(driver, PoolConfig::default())?,
+            usable_bytes: card.usable_bytes() / GRANULE_BYTES * GRANULE_BYTES,
             blocks: vec![None; trace.blocks.len()],
             tags: HashMap::new(),
-            live: HashMap::new(),
-            addrs: vec![0; trace.blocks.len()],
         })
     }
 
@@ -72,16 +70,13 @@ impl Allocator for Pool {
             ) => return Ok(false),
             made => made?,
         };
-        self.blocks[at(number)] = Some(made.id);
-        self.addrs[at(number)] = made.range.addr;
-        self.live.insert(made.range.addr, number);
+        self.blocks[at(number)] = Some((made.id, made.range.addr));
         Ok(true)
     }
 
     fn free(&mut self, number: BlockNumber) -> Result<(), PoolError> {
-        self.live.remove(&self.addrs[at(number)]);
         match self.blocks[at(number)].take() {
-            Some(id) => self.arena.free(id),
+            Some((id, _)) => self.arena.free(id),
             None => Ok(()),
         }
     }
@@ -106,10 +101,12 @@ impl Allocator for Pool {
         let snapshot = self.arena.snapshot()?;
         let pool_of =
             |tag: &Tag| self.tags.iter().find(|(_, known)| *known == tag).map_or(0, |(pool, _)| *pool);
+        let live: HashMap<u64, BlockNumber> =
+            (0..).zip(&self.blocks).filter_map(|(number, block)| Some(((*block)?.1, number))).collect();
         let segment = |found: SegmentSnapshot| {
             let mut parts: Vec<Part> = Vec::with_capacity(found.blocks.len());
             for block in &found.blocks {
-                let part = self.part(block.addr, block.bytes, block.kind);
+                let part = part(&live, block);
                 match parts.last_mut() {
                     // Free blocks of different kinds are neighbours, and which they are is a matter of moments.
                     Some(last) if last.state == part.state => last.bytes += part.bytes,
@@ -122,13 +119,11 @@ impl Allocator for Pool {
     }
 }
 
-impl Pool {
-    fn part(&self, addr: u64, bytes: u64, kind: BlockKind) -> Part {
-        let state = match (kind, self.live.get(&addr)) {
-            (BlockKind::Live, Some(number)) => State::Live(*number),
-            (BlockKind::Unmapped, _) => State::Unmapped,
-            _ => State::Cached,
-        };
-        Part { bytes, state }
-    }
+fn part(live: &HashMap<u64, BlockNumber>, block: &BlockSnapshot) -> Part {
+    let state = match (block.kind, live.get(&block.addr)) {
+        (BlockKind::Live, Some(number)) => State::Live(*number),
+        (BlockKind::Unmapped, _) => State::Unmapped,
+        _ => State::Cached,
+    };
+    Part { bytes: block.bytes, state }
 }

@@ -18,7 +18,7 @@ pub enum Kind {
     Cumem,
     /// The same in a pool of `torch_memory_saver`: nothing goes back.
     TorchMemorySaver,
-    /// Poorwill's pool itself, on its host device.
+    /// Poorwill's pool itself.
     Poorwill,
 }
 
