@@ -3,8 +3,8 @@
 //! A pool on it maps what it would map on the host device of that capacity, without a system call. Wrong calls are
 //! refused as there. No work is ever queued, so every event has passed. What needs bytes is unsupported.
 //!
-//! Among equal places a pool takes the lowest address, so addresses matter a little. Here they follow each other as
-//! those of the host device do on Linux, and are the same on every machine.
+//! Among equal places a pool takes the lowest address. Here addresses follow each other as on Linux, where only the
+//! host device reserves any.
 //!
 //! It lives within one call of this crate, which no fork outlasts: `check_process` has nothing to find.
 
@@ -14,8 +14,7 @@ mod tests;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ::poorwill::driver::{BackingId, EventId};
-use ::poorwill::driver::{HostWork, Result};
+use ::poorwill::driver::{BackingId, EventId, HostWork, Result};
 use ::poorwill::{
     ByteSize, CopyPart, DeviceInfo, DeviceRange, Digest, Driver, DriverError, DriverErrorKind, HostBuffer,
     MemoryInfo, Op, Pending, ProcessMemory, StreamId,

@@ -6,6 +6,7 @@ use std::mem::discriminant;
 use ::poorwill::{AllocRequest, Arena, Device, DeviceSpec, PoolConfig, Tag, chain};
 use fastrand::Rng;
 use poorwill_bench::churn::{Load, Step as ChurnStep};
+use poorwill_testkit::effort::Effort;
 
 use super::super::poorwill::Pool;
 use super::*;
@@ -218,12 +219,12 @@ fn reported_loads_map_what_they_map_on_the_host_device() {
     }
 }
 
-/// Several pools, all sizes, and cards that are often too small.
+/// Several pools, and all sizes.
 fn random_trace(rng: &mut Rng, seed: u64) -> Trace {
     let mut trace = TraceBuilder::new(&format!("seed {seed}"));
     let (most, pools) = (rng.usize(1..300), rng.u32(1..5));
     let (mut live, mut next) = (Vec::new(), 0);
-    while trace.len() < 1500 {
+    while trace.len() < 800 {
         if rng.u8(..) == 0 {
             trace.empty_cache();
         } else if live.len() < most && rng.u8(..) < 140 || live.is_empty() {
@@ -244,24 +245,22 @@ fn random_trace(rng: &mut Rng, seed: u64) -> Trace {
 
 #[test]
 fn random_traces_map_what_they_map_on_the_host_device() {
-    let mut failed = 0;
-    for seed in 0..40 {
+    for seed in 0..u64::from(Effort::of_this_run().cases(40)) {
         let mut rng = Rng::with_seed(seed);
         let trace = random_trace(&mut rng, seed);
         let live_most = trace.live_bytes().into_iter().max().unwrap();
-        let total_bytes = live_most * rng.u64(80..140) / 100;
-        let card = Card { total_bytes, taken_bytes: 0, budget_bytes: None };
-        assert_same_on_the_host_device(&trace, card);
-        failed += usize::from(
-            !replayed(&trace, card, &[], &|bytes| Arc::new(MemorylessDevice::of(bytes))).0.fits(),
-        );
+        // What fits with nothing wasted, what does not fit, and what fits in any case.
+        for percent in [rng.u64(100..140), rng.u64(70..100), 1000] {
+            let total_bytes = (live_most * percent / 100).next_multiple_of(GRANULE_BYTES);
+            let card = Card { total_bytes, taken_bytes: 0, budget_bytes: None };
+            assert_same_on_the_host_device(&trace, card);
+        }
     }
-    assert!((5..35).contains(&failed), "some fit and some do not: {failed} of 40 did not");
 }
 
 /// What a call gave, without words and addresses of an error.
-fn outcome<T: std::fmt::Debug>(op: Op, result: Result<T>) -> (Op, bool, String) {
-    let text = match &result {
+fn outcome<T: std::fmt::Debug>(op: Op, result: &Result<T>) -> (Op, bool, String) {
+    let text = match result {
         Ok(given) => format!("{given:?}"),
         Err(DriverError { op, kind, .. }) => match kind {
             DriverErrorKind::OutOfMemory { .. } | DriverErrorKind::UnknownHandle { .. } => {
@@ -288,32 +287,32 @@ fn call(driver: &dyn Driver, rng: &mut Rng, reserved: &[DeviceRange]) -> (Op, bo
     let (backing, stream, event) =
         (BackingId(rng.u64(..50)), StreamId(rng.u64(..30)), EventId(rng.u64(..30)));
     match rng.u8(..30) {
-        0 => outcome(Op::Reserve, driver.reserve(range.bytes)),
-        1..3 => outcome(Op::Create, driver.create(range.bytes)),
-        3 => outcome(Op::Unreserve, driver.unreserve(range)),
-        4 => outcome(Op::Release, driver.release(backing)),
-        5..15 => outcome(Op::Map, driver.map(range, backing)),
-        15 => outcome(Op::SetAccess, driver.set_access(range)),
-        16..20 => outcome(Op::Unmap, driver.unmap(range)),
-        20 => outcome(Op::StreamCreate, driver.stream_create()),
-        21 => outcome(Op::StreamDestroy, driver.stream_destroy(stream)),
-        22 => outcome(Op::CheckStream, driver.check_stream(stream)),
-        23 => outcome(Op::StreamSynchronize, driver.stream_synchronize(stream)),
-        24 => outcome(Op::StreamWaitEvent, driver.stream_wait_event(stream, event)),
-        25 => outcome(Op::EventRecord, driver.event_record(stream)),
+        0 => outcome(Op::Reserve, &driver.reserve(range.bytes)),
+        1..3 => outcome(Op::Create, &driver.create(range.bytes)),
+        3 => outcome(Op::Unreserve, &driver.unreserve(range)),
+        4 => outcome(Op::Release, &driver.release(backing)),
+        5..15 => outcome(Op::Map, &driver.map(range, backing)),
+        15 => outcome(Op::SetAccess, &driver.set_access(range)),
+        16..20 => outcome(Op::Unmap, &driver.unmap(range)),
+        20 => outcome(Op::StreamCreate, &driver.stream_create()),
+        21 => outcome(Op::StreamDestroy, &driver.stream_destroy(stream)),
+        22 => outcome(Op::CheckStream, &driver.check_stream(stream)),
+        23 => outcome(Op::StreamSynchronize, &driver.stream_synchronize(stream)),
+        24 => outcome(Op::StreamWaitEvent, &driver.stream_wait_event(stream, event)),
+        25 => outcome(Op::EventRecord, &driver.event_record(stream)),
         26 => {
-            outcome(Op::EventQuery, driver.event_synchronize(event).and_then(|()| driver.event_query(event)))
+            outcome(Op::EventQuery, &driver.event_synchronize(event).and_then(|()| driver.event_query(event)))
         }
-        27 => outcome(Op::EventDestroy, driver.event_destroy(event)),
-        28 => outcome(Op::Synchronize, driver.synchronize()),
-        _ => outcome(Op::MemoryInfo, driver.memory_info()),
+        27 => outcome(Op::EventDestroy, &driver.event_destroy(event)),
+        28 => outcome(Op::Synchronize, &driver.synchronize()),
+        _ => outcome(Op::MemoryInfo, &driver.memory_info()),
     }
 }
 
 #[test]
 fn every_call_gives_what_the_host_device_gives() {
     let mut given = BTreeMap::new();
-    for seed in 0..60 {
+    for seed in 0..u64::from(Effort::of_this_run().cases(60)) {
         let capacity_bytes = GRANULES * GRANULE_BYTES;
         let (here, there) = (MemorylessDevice::of(capacity_bytes), MovedHost::of(capacity_bytes));
         let mut rng = Rng::with_seed(seed);
@@ -331,8 +330,8 @@ fn every_call_gives_what_the_host_device_gives() {
             *given.entry((op, is_right)).or_insert(0) += 1;
         }
     }
-    let rare: Vec<_> = given.iter().filter(|(_, times)| **times < 40).collect();
-    assert!(rare.is_empty() && given.len() == 31, "{given:?}");
+    // Three calls are always right, the other 14 either way.
+    assert_eq!(given.len(), 31, "{given:?}");
 }
 
 #[test]
