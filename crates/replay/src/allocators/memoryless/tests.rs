@@ -281,17 +281,17 @@ fn call(driver: &dyn Driver, rng: &mut Rng, reserved: &[DeviceRange]) -> (Op, bo
     let odd_bytes = if rng.u8(..) < 8 { 512 } else { 0 };
     let (first, granules) = match rng.u8(..4) {
         0 => (0, whole.bytes / GRANULE_BYTES),
-        _ => (rng.u64(..=whole.bytes / GRANULE_BYTES), rng.u64(..4)),
+        _ => (rng.u64(..=whole.bytes / GRANULE_BYTES), rng.u64(..3)),
     };
     let range = DeviceRange::new(whole.addr + first * GRANULE_BYTES + odd_bytes, granules * GRANULE_BYTES);
     let (backing, stream, event) =
-        (BackingId(rng.u64(..50)), StreamId(rng.u64(..30)), EventId(rng.u64(..30)));
+        (BackingId(rng.u64(..20)), StreamId(rng.u64(..30)), EventId(rng.u64(..30)));
     match rng.u8(..30) {
         0 => outcome(Op::Reserve, &driver.reserve(range.bytes)),
         1..3 => outcome(Op::Create, &driver.create(range.bytes)),
         3 => outcome(Op::Unreserve, &driver.unreserve(range)),
-        4 => outcome(Op::Release, &driver.release(backing)),
-        5..15 => outcome(Op::Map, &driver.map(range, backing)),
+        4..6 => outcome(Op::Release, &driver.release(backing)),
+        6..15 => outcome(Op::Map, &driver.map(range, backing)),
         15 => outcome(Op::SetAccess, &driver.set_access(range)),
         16..20 => outcome(Op::Unmap, &driver.unmap(range)),
         20 => outcome(Op::StreamCreate, &driver.stream_create()),
