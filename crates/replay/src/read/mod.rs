@@ -101,6 +101,8 @@ pub enum Location {
     },
     /// A segment of a snapshot.
     Segment(usize),
+    /// A phase that Poorwill's recorder marked.
+    Phase(usize),
 }
 
 impl fmt::Display for Location {
@@ -111,6 +113,7 @@ impl fmt::Display for Location {
             Self::Key(key) => write!(f, "key `{key}`"),
             Self::Entry { device, entry } => write!(f, "device {device}, entry {entry}"),
             Self::Segment(segment) => write!(f, "segment {segment}"),
+            Self::Phase(phase) => write!(f, "phase {phase}"),
         }
     }
 }

@@ -96,6 +96,7 @@ const TOKENS: &[&[u8]] = &[
     b"\xff",
     b"\"segment_pool_id\": [-1, 5], ",
     b"\"is_expandable\": true, ",
+    b"{\"name\": \"load\", \"time_us\": 0}, ",
 ];
 
 #[test]
@@ -171,6 +172,8 @@ fn is_fine(name: &str, bytes: &[u8]) -> bool {
             assert!(!traces.is_empty() && steps <= bytes.len());
             for trace in &traces {
                 assert_eq!(trace.live_bytes().len(), trace.steps.len());
+                assert!(trace.phases.is_sorted_by_key(|phase| phase.from));
+                assert!(trace.phases.iter().all(|phase| phase.from <= trace.steps.len()));
                 let mapped = &trace.recorded.as_ref().unwrap().mapped_bytes;
                 assert!(mapped.is_empty() || mapped.len() == trace.steps.len());
             }

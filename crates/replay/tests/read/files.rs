@@ -79,6 +79,91 @@ fn a_snapshot_is_a_trace_for_each_device() {
     assert_eq!(mapped, [2, 6, 6, 2]);
 }
 
+/// The names of a trace's phases, and their first steps.
+fn phases(trace: &Trace) -> Vec<(&str, usize)> {
+    trace.phases.iter().map(|phase| (&*phase.name, phase.from)).collect()
+}
+
+#[test]
+fn phases_begin_with_the_first_entry_at_their_time() {
+    let traces = fixture("load-4.pickle").unwrap();
+    // What lived before is of the first one. The others begin when this device has no entries any more.
+    assert_eq!(phases(&traces[0]), [("load", 0), ("profile", 6), ("cache", 14), ("capture", 14)]);
+    assert_eq!(traces[0].phase_at(5), Some("load"));
+    assert_eq!(phases(&traces[1]), [("load", 0), ("profile", 0), ("cache", 1), ("capture", 4)]);
+}
+
+/// Of one device, with an entry at each time.
+fn with_phases(times: &[u64], marks: &str) -> Result<Trace, String> {
+    let entry = |(at, time): (usize, &u64)| {
+        let time = if *time == 0 { String::new() } else { format!(r#","time_us":{time}"#) };
+        format!(r#"{{"action":"alloc","addr":{},"size":5{time}}}"#, (at + 1) * 16)
+    };
+    let entries: Vec<_> = times.iter().enumerate().map(entry).collect();
+    let live =
+        r#"[{"address": 4096, "total_size": 8, "blocks": [{"size": 8, "state": "active_allocated"}]}]"#;
+    let text =
+        format!(r#"{{"segments": {live}, "device_traces": [[{}]], "poorwill": {marks}}}"#, entries.join(","));
+    let traces = read("a.json", text.as_bytes()).map_err(|error| error.to_string())?;
+    let [trace] = traces.try_into().unwrap();
+    Ok(trace)
+}
+
+#[test]
+fn phases_go_with_what_a_recorder_kept() {
+    let marks = r#"{"phases": [{"name": "a", "time_us": 30}, {"name": "b", "time_us": 50}]}"#;
+    for (times, expected) in [
+        (&[30, 49, 50, 60][..], [("a", 0), ("b", 3)]),
+        // The history was on before.
+        (&[20, 29, 31, 60], [("a", 3), ("b", 4)]),
+        // Entries were dropped, a part of the first phase or all of it.
+        (&[45, 60], [("a", 0), ("b", 2)]),
+        (&[55, 60], [("a", 0), ("b", 1)]),
+        // A phase has no entries.
+        (&[30, 40], [("a", 0), ("b", 3)]),
+        (&[], [("a", 0), ("b", 1)]),
+        // Some have no time.
+        (&[0, 30, 0, 60], [("a", 2), ("b", 4)]),
+    ] {
+        let trace = with_phases(times, marks).unwrap();
+        assert_eq!(phases(&trace), expected, "{times:?}");
+        assert_eq!(trace.notes.len(), 1, "{:?}", trace.notes);
+    }
+    let trace = with_phases(&[0, 0], marks).unwrap();
+    assert!(trace.phases.is_empty());
+    assert_eq!(trace.notes[0], "Phases are left out: no entry has its time.");
+    for marks in ["null", "{}", r#"{"phases": null}"#, r#"{"phases": []}"#, r#"{"other": 3}"#] {
+        let trace = with_phases(&[30, 0], marks).unwrap();
+        assert!(trace.phases.is_empty() && trace.notes.len() == 1, "{marks}: {:?}", trace.notes);
+    }
+}
+
+#[test]
+fn phases_stay_in_their_order_if_the_clock_was_set_back() {
+    let mark = |name, time| format!(r#"{{"name": "{name}", "time_us": {time}}}"#);
+    let marks = format!(r#"{{"phases": [{}, {}, {}]}}"#, mark("a", 10), mark("b", 40), mark("c", 20));
+    let trace = with_phases(&[10, 20, 30, 40, 50], &marks).unwrap();
+    assert_eq!(phases(&trace), [("a", 0), ("b", 4), ("c", 4)]);
+    assert!(trace.notes[0].contains("clock was set back"), "{:?}", trace.notes);
+}
+
+#[test]
+fn phases_that_cannot_be_have_their_place() {
+    for (marks, text) in [
+        ("3", "key `poorwill`: this is no dict; "),
+        (r#"{"phases": {}}"#, "key `poorwill`: this is no list; "),
+        (r#"{"phases": [3]}"#, "phase 0: this is no dict; "),
+        (r#"{"phases": [{"name": "a", "time_us": 1}, {"time_us": 1}]}"#, "phase 1: `name` is no text; "),
+        (r#"{"phases": [{"name": ["a"], "time_us": 1}]}"#, "phase 0: `name` is no text; "),
+        (r#"{"phases": [{"name": "a"}]}"#, "phase 0: `time_us` is missing; "),
+        (r#"{"phases": [{"name": "a", "time_us": -1}]}"#, "phase 0: `time_us` is below 0; "),
+        (r#"{"phases": [{"name": "a", "time_us": 1.5}]}"#, "phase 0: `time_us` is no whole number; "),
+    ] {
+        let error = with_phases(&[10], marks).unwrap_err();
+        assert!(error.starts_with(&format!("a.json, {text}")), "{marks}: {error}");
+    }
+}
+
 #[test]
 fn frames_are_lines_of_python_where_there_are_some() {
     let traces = fixture("load-4.pickle").unwrap();
@@ -246,6 +331,13 @@ fn what_a_file_shares_is_not_looked_at_again_and_again() {
     let many = format!("}}q\0(X\x0d\0\0\0device_traces](]({entry}{}eeu.", "h\x01".repeat(5000));
     let error = read("a", many.as_bytes()).unwrap_err().to_string();
     assert!(error.contains("the same values come again and again"), "{error}");
+    // Each phase has the same long name.
+    let name = format!("X\x40\x42\x0f\0{}q\x01", "n".repeat(1_000_000));
+    let phases = "}(X\x04\0\0\0nameh\x01X\x07\0\0\0time_usK\x01u".repeat(100);
+    let marks = format!("X\x08\0\0\0poorwill}}(X\x01\0\0\0n{name}X\x06\0\0\0phases]({phases}eu");
+    let many = format!("}}(X\x0d\0\0\0device_traces](](}}X\x06\0\0\0actionX\x05\0\0\0othersee{marks}u.");
+    let error = read("a", many.as_bytes()).unwrap_err().to_string();
+    assert!(error.starts_with("a, key `poorwill`: there are too many phases; "), "{error}");
 }
 
 #[test]

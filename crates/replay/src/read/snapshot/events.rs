@@ -53,6 +53,8 @@ pub(super) struct Entry {
     pub(super) address: u64,
     pub(super) bytes: u64,
     pub(super) stream: u64,
+    /// 0 where it is not known.
+    pub(super) time_us: u64,
     pub(super) frames: Value,
 }
 
@@ -69,17 +71,18 @@ impl Entry {
 
 /// The entries of one device.
 pub(super) fn read(view: &View<'_>, device: usize, trace: Value) -> Result<Vec<Entry>, Fault> {
-    let keys = view.keys(["action", "addr", "size", "stream", "frames"]);
+    let keys = view.keys(["action", "addr", "size", "stream", "time_us", "frames"]);
     let actions: [(Option<Text>, Action); 9] =
         Action::ALL.map(|(name, action)| (view.arena.find(name), action));
     let mut entries = Vec::new();
     for (entry, value) in view.items(trace, Location::Entry { device, entry: 0 })?.enumerate() {
         let place = Location::Entry { device, entry };
-        let [action, address, bytes, stream, frames] = view.fields(value, &keys, place)?;
+        let [action, address, bytes, stream, time, frames] = view.fields(value, &keys, place)?;
         let Value::Text(action) = action else { return Err(Fault::new(place, "`action` is no text")) };
         let found = actions.iter().find(|(name, _)| *name == Some(action));
         let action = found.map_or(Action::Other, |(_, action)| *action);
-        let mut new = Entry { action, address: 0, bytes: 0, stream: view.stream(stream), frames };
+        let time_us = view.arena.as_unsigned(time).unwrap_or(0);
+        let mut new = Entry { action, address: 0, bytes: 0, stream: view.stream(stream), time_us, frames };
         match action {
             Action::Snapshot | Action::Other => {}
             Action::OutOfMemory => new.bytes = view.unsigned(bytes, "size", place)?,

@@ -88,18 +88,23 @@ impl<'a> FrameTexts<'a> {
         let others = lines.iter().map(|line| self.line(*line)).filter(|line| !line.is_own);
         let texts: Vec<String> = others.map(|line| line.text.clone()).collect();
         let bytes: usize = texts.iter().map(|text| text.len() + size_of::<String>()).sum();
-        let number = match self.text_bytes_left.checked_sub(bytes) {
-            Some(left) => {
-                self.text_bytes_left = left;
-                builder.stack(texts)
-            }
-            None => {
-                stacks.left_out += 1;
-                0
-            }
+        let number = if self.has_space(bytes) {
+            builder.stack(texts)
+        } else {
+            stacks.left_out += 1;
+            0
         };
         stacks.of_list.insert(list, number);
         Ok(number)
+    }
+
+    /// Whether text may take so much more memory; if so, it does.
+    pub(super) const fn has_space(&mut self, bytes: usize) -> bool {
+        let left = self.text_bytes_left.checked_sub(bytes);
+        if let Some(left) = left {
+            self.text_bytes_left = left;
+        }
+        left.is_some()
     }
 
     /// Whether these frames are in `torch.cuda.empty_cache`.

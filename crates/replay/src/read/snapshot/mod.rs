@@ -3,6 +3,7 @@
 //! - Blocks that lived before the trace begins come first. Their allocation is lost, or was before the recording.
 //! - A block is free when its free is completed. Sizes are those that were asked for.
 //! - What was mapped is counted back from the segments at the end.
+//! - A phase begins with the first entry at its time or later. The first one has the blocks that lived before.
 //! - A call of `torch.cuda.empty_cache` leaves no entry. It is seen by its frames, or by segments that go back while
 //!   nothing is asked for.
 //!
@@ -10,6 +11,7 @@
 
 mod events;
 mod frames;
+mod phases;
 mod segments;
 mod settings;
 mod view;
@@ -18,6 +20,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use self::events::{Action, Entry};
 use self::frames::{FrameTexts, Stacks};
+use self::phases::Phase;
 use self::segments::{Area, Live};
 use self::view::View;
 use super::value::{Arena, Value};
@@ -34,9 +37,14 @@ pub(super) fn traces(name: &str, arena: &Arena, root: Value) -> Result<Vec<Trace
     let mut snapshot = Snapshot::of(&view, root)?;
     let settings = settings::text(&view, snapshot.settings)?;
     let mut frames = FrameTexts::new(&view);
+    let phases = phases::read(&view, snapshot.marks)?;
+    let bytes: usize = phases.iter().map(Phase::bytes).sum();
+    if !frames.has_space(bytes.saturating_mul(snapshot.devices.len())) {
+        return Err(Fault::new(Location::Key(phases::KEY), "there are too many phases"));
+    }
     let mut found = Vec::new();
     for (device, history) in std::mem::take(&mut snapshot.devices) {
-        found.extend(Building::new(name, device, &mut frames).trace(history, &settings)?);
+        found.extend(Building::new(name, device, &mut frames, &phases).trace(history, &settings)?);
     }
     if let [_, _, ..] = &found[..] {
         for trace in &mut found {
@@ -58,6 +66,8 @@ pub(super) fn traces(name: &str, arena: &Arena, root: Value) -> Result<Vec<Trace
 struct Snapshot {
     devices: BTreeMap<usize, History>,
     settings: Value,
+    /// Poorwill's own.
+    marks: Value,
     has_annotations: bool,
 }
 
@@ -72,19 +82,24 @@ struct History {
 
 impl Snapshot {
     fn of(view: &View<'_>, root: Value) -> Result<Self, Fault> {
-        let keys = view.keys(["segments", "device_traces", "allocator_settings", "external_annotations"]);
-        let (segments, traces, settings, annotations) = match root {
+        let keys = view.keys([
+            "segments",
+            "device_traces",
+            "allocator_settings",
+            "external_annotations",
+            phases::KEY,
+        ]);
+        let [segments, traces, settings, annotations, marks] = match root {
             // As PyTorch 1 wrote it: segments alone.
-            Value::List(_) | Value::Tuple(_) => (root, Value::None, Value::None, Value::None),
+            Value::List(_) | Value::Tuple(_) => [root, Value::None, Value::None, Value::None, Value::None],
             Value::Dict(_) => {
-                let [segments, traces, settings, annotations] =
-                    view.fields(root, &keys, Location::Key("segments"))?;
-                if segments == Value::None && traces == Value::None {
+                let found = view.fields(root, &keys, Location::Key("segments"))?;
+                if let [Value::None, Value::None, ..] = found {
                     let [segments, traces, ..] = keys.names;
                     let what = format!("this is no snapshot, it has neither `{segments}` nor `{traces}`");
                     return Err(Fault::new(Location::Key("segments"), what).with_next(super::DUMP));
                 }
-                (segments, traces, settings, annotations)
+                found
             }
             _ => {
                 let what = "this is no snapshot, but a single value";
@@ -109,7 +124,7 @@ impl Snapshot {
             Value::List(all) | Value::Tuple(all) => view.arena.items(all).next().is_some(),
             _ => false,
         };
-        Ok(Self { devices, settings, has_annotations })
+        Ok(Self { devices, settings, marks, has_annotations })
     }
 }
 
@@ -129,17 +144,20 @@ struct Building<'f, 'v> {
     device: usize,
     builder: TraceBuilder,
     frames: &'f mut FrameTexts<'v>,
+    /// Those that have not begun.
+    phases: &'f [Phase<'v>],
     stacks: Stacks,
     streams: HashMap<u64, u32>,
     pools: HashMap<(u64, u64), u32>,
 }
 
 impl<'f, 'v> Building<'f, 'v> {
-    fn new(name: &str, device: usize, frames: &'f mut FrameTexts<'v>) -> Self {
+    fn new(name: &str, device: usize, frames: &'f mut FrameTexts<'v>, phases: &'f [Phase<'v>]) -> Self {
         Self {
             device,
             builder: TraceBuilder::new(name),
             frames,
+            phases,
             stacks: Stacks::default(),
             streams: HashMap::new(),
             pools: HashMap::from([((0, 0), 0)]),
@@ -157,6 +175,15 @@ impl<'f, 'v> Building<'f, 'v> {
         let earlier = self.earlier(&entries, &live, free)?;
         let areas = areas.map(|areas| segments::since(areas, &entries));
         let known = areas.as_deref().unwrap_or_default();
+        if !self.phases.is_empty() && !entries.is_empty() && entries.iter().all(|entry| entry.time_us == 0) {
+            self.builder.note("Phases are left out: no entry has its time.".to_owned());
+            self.phases = &[];
+        }
+        if !self.phases.is_sorted_by_key(|phase| phase.time_us) {
+            self.builder.note("The clock was set back meanwhile: phases may begin too late.".to_owned());
+        }
+        let first_us = entries.first().map_or(u64::MAX, |entry| entry.time_us);
+        self.begin_phases(self.phases.len().min(1), first_us);
         for block in &earlier {
             let stack = self.frames.stack(block.frames, &mut self.stacks, &mut self.builder, block.place)?;
             let pool = segments::pool_at(known, block.address, block.seen_at);
@@ -175,6 +202,7 @@ impl<'f, 'v> Building<'f, 'v> {
             None => None,
         };
         let recorded = self.replay(&entries, known, free, mapped)?;
+        self.begin_phases(self.phases.len(), u64::MAX);
         self.ignored(&entries);
         if self.builder.is_empty() {
             return Ok(None);
@@ -280,6 +308,7 @@ impl<'f, 'v> Building<'f, 'v> {
         let mut run = None;
         for (at, entry) in entries.iter().enumerate() {
             let place = self.place(at);
+            self.begin_phases(self.phases.len(), entry.time_us);
             if let Some(mapped) = &mut mapped {
                 mapped.change(entry);
             }
@@ -329,6 +358,14 @@ impl<'f, 'v> Building<'f, 'v> {
         }
         let mapped_bytes = mapped.map(Mapped::finish).unwrap_or_default();
         Ok(Recorded { settings: String::new(), mapped_bytes, failed: failures.pop() })
+    }
+
+    /// As many of them at most, and only what has begun by then.
+    fn begin_phases(&mut self, most: usize, by_us: u64) {
+        let begun = self.phases[..most].iter().take_while(|phase| phase.time_us <= by_us).count();
+        let (begun, left) = self.phases.split_at(begun);
+        begun.iter().for_each(|phase| self.builder.phase(phase.name));
+        self.phases = left;
     }
 
     fn alloc(
