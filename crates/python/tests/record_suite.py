@@ -10,6 +10,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,66 @@ def test_a_record_has_what_a_pool_allocates(path: Path) -> None:
     assert tuple(segment["segment_pool_id"]) != (0, 0)
     del kept
     arena.close()
+
+
+class Phase(str, Enum):
+    """Names as programs have them."""
+
+    SERVE = "serve"
+
+
+def test_phases_are_on_the_clock_of_the_events(path: Path) -> None:
+    with poorwill.record(path) as recorded:
+        kept = [taken(24)]
+        recorded.phase("load")
+        kept.append(taken(40))
+        recorded.phase("nothing")
+        recorded.phase(Phase.SERVE)
+        kept.append(taken(56))
+    snapshot = read(path)
+    assert list(snapshot["poorwill"]) == ["phases"]
+    load, nothing, serve = snapshot["poorwill"]["phases"]
+    assert [load["name"], nothing["name"], serve["name"]] == ["load", "nothing", "serve"]
+    at = {
+        entry["size"]: entry["time_us"]
+        for entry in snapshot["device_traces"][0]
+        if entry["action"] == "alloc" and entry["size"] >= MIB
+    }
+    times = [at[24 * MIB], load["time_us"], at[40 * MIB], nothing["time_us"], serve["time_us"], at[56 * MIB]]
+    assert times == sorted(times)
+    # Those of another record are none of this one.
+    with poorwill.record(path):
+        pass
+    assert "poorwill" not in read(path)
+    del kept
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        *((name, TypeError) for name in (None, 3, b"load")),
+        *((name, ValueError) for name in ("", " ", "a\nb", "\x1b[2J", "\ud800")),
+    ],
+)
+def test_names_of_phases_that_cannot_be(path: Path, name: Any, error: type[Exception]) -> None:
+    with poorwill.record(path) as recorded:
+        with pytest.raises(error, match="a phase's name is"):
+            recorded.phase(name)
+        recorded.phase("the load, 100 %")
+    assert [phase["name"] for phase in read(path)["poorwill"]["phases"]] == ["the load, 100 %"]
+
+
+def test_phases_are_of_the_block(path: Path, tmp_path: Path) -> None:
+    recorded = poorwill.record(path)
+    for _ in range(2):
+        with pytest.raises(poorwill.PoorwillError, match="phase 'load': nothing is recorded to") as refused:
+            recorded.phase("load")
+        assert str(path) in str(refused.value)
+        with recorded:
+            pass
+    with poorwill.record(path), pytest.raises(poorwill.PoorwillError, match="within the record's block"):
+        recorded.phase("load")
+    assert "poorwill" not in read(path)
 
 
 def test_a_load_that_runs_out_of_memory_is_recorded(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -372,13 +433,12 @@ def test_records_within_each_other_are_refused(path: Path, tmp_path: Path) -> No
             raise AssertionError("the block has begun")
         said.append(str(refused.value))
 
-    with poorwill.record(path) as nothing:
+    with poorwill.record(path):
         try_another()
         thread = threading.Thread(target=try_another)
         thread.start()
         thread.join()
         kept = taken(40)
-    assert nothing is None
     assert len(said) == 2
     assert all(f"the record to {path} has not ended" in each for each in said)
     assert ("alloc", 40 * MIB) in events(path)

@@ -2,7 +2,9 @@
 
 import importlib
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import poorwill
@@ -11,7 +13,7 @@ from vllm_engines import MIB, Engine, Shape, Start
 
 torch: Any = importlib.import_module("torch")
 
-PHASES = ("load", "profile", "cache", "capture")
+PHASES = ["load", "profile", "cache", "capture"]
 # Sizes that nothing else has.
 SHAPE = Shape(weights=(33 * MIB, 21 * MIB), transient=MIB)
 
@@ -24,9 +26,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def records(start: Start) -> Start:
-    """Makes engines whose starts are recorded, as where vLLM's worker is imported with the hook."""
+def recording(start: Start) -> Iterator[Any]:
+    """The module that records, which ends what a test began."""
     recording = importlib.import_module("poorwill.vllm._recording")
+    yield recording
+    if recording._start is not None:
+        recording._start[1].finish(None)
+    assert not is_on()
+
+
+@pytest.fixture
+def records(start: Start, recording: Any) -> Start:
+    """Makes engines whose starts are recorded, as where vLLM's worker is imported with the hook."""
     recording.install(importlib.import_module("vllm.v1.worker.gpu_worker"))
     return start
 
@@ -39,27 +50,49 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+def phases(path: Path) -> dict[str, list[tuple[str, int]]]:
+    """What came of each phase, in their order."""
+    snapshot = pickle.loads(path.read_bytes())
+    found: dict[str, list[tuple[str, int]]] = {}
+    marks = [(mark["name"], mark["time_us"]) for mark in snapshot["poorwill"]["phases"]]
+    for (name, begin), (_, end) in zip(marks, [*marks[1:], ("", float("inf"))], strict=True):
+        entries = [entry for entry in snapshot["device_traces"][0] if begin <= entry["time_us"] < end]
+        found[name] = [(entry["action"], entry["size"]) for entry in entries]
+    return found
+
+
 def events(path: Path) -> list[tuple[str, int]]:
     trace = pickle.loads(path.read_bytes())["device_traces"][0]
     return [(entry["action"], entry["size"]) for entry in trace]
 
 
-def test_each_phase_of_a_start_is_a_file(records: Start, folder: Path) -> None:
-    engine = records(SHAPE).start()
+def test_a_start_is_one_file_with_its_phases(records: Start, folder: Path) -> None:
+    path = folder / "rank0.pickle"
+    engine = records(SHAPE).load()
+    # After each phase there is what came so far.
+    assert list(phases(path)) == PHASES[:1]
+    between = torch.empty(37 * MIB, dtype=torch.uint8, device="cuda:0")
+    engine.start_cache()
+    assert list(phases(path)) == PHASES[:3]
+    assert is_on()
+    engine.worker.compile_or_warm_up_model()
     assert not is_on()
-    assert names(folder) == {f"rank0-{phase}.pickle" for phase in PHASES}
-    load, profile, cache, _ = (events(folder / f"rank0-{phase}.pickle") for phase in PHASES)
+    assert names(folder) == {path.name}
+    found = phases(path)
+    assert list(found) == PHASES
     for size in SHAPE.weights:
-        assert ("alloc", size) in load
-        assert ("alloc", size) not in profile
-    assert ("alloc", SHAPE.activations) in profile
+        assert [name for name in PHASES if ("alloc", size) in found[name]] == ["load"]
+    assert ("alloc", between.nbytes) in found["load"]
+    assert ("alloc", SHAPE.activations) in found["profile"]
     caches = [tensor.nbytes for tensor in engine.runner.every_cache()]
-    assert all(("alloc", size) in cache for size in caches)
-    # What lives when a phase begins is in its file, too.
-    segments = pickle.loads((folder / "rank0-profile.pickle").read_bytes())["segments"]
-    sizes = [block["requested_size"] for segment in segments for block in segment["blocks"]]
-    assert set(SHAPE.weights) <= set(sizes)
+    assert all(("alloc", size) in found["cache"] for size in caches)
+    assert events(path) == [event for name in PHASES for event in found[name]]
+    # A call after the start is none of it.
+    was = path.read_bytes()
+    engine.worker.compile_or_warm_up_model()
+    assert path.read_bytes() == was
     # What sleeps and wakes is not affected.
+    engine.use_cache()
     engine.worker.sleep(1)
     engine.worker.wake_up()
     assert engine.is_awake()
@@ -73,16 +106,75 @@ def test_vllms_own_worker_is_recorded(records: Start, folder: Path) -> None:
     worker = gpu_worker.Worker(engine.config, 0, 3, "nowhere")
     worker.init_device()
     worker.load_model()
-    assert names(folder) == {"rank3-load.pickle"}
-    assert ("alloc", SHAPE.weights[0]) in events(folder / "rank3-load.pickle")
+    assert names(folder) == {"rank3.pickle"}
+    assert ("alloc", SHAPE.weights[0]) in events(folder / "rank3.pickle")
     worker.__dict__.clear()
 
 
-def test_engines_of_one_server_have_their_own_files(records: Start, folder: Path) -> None:
-    engine = records(SHAPE)
-    engine.config.parallel_config.data_parallel_index = 2
-    engine.load()
-    assert names(folder) == {"dp2-rank0-load.pickle"}
+class Worker:
+    """One that allocates, and has not all that is recorded."""
+
+    def __init__(self, rank: int, engine: int = 0) -> None:
+        self.rank = rank
+        parallel = SimpleNamespace(data_parallel_index=engine) if engine else SimpleNamespace()
+        self.vllm_config = SimpleNamespace(parallel_config=parallel)
+
+    def load_model(self) -> Any:
+        return torch.empty((20 + self.rank) * MIB, dtype=torch.uint8, device="cuda:0")
+
+    def initialize_from_config(self, mib: int) -> int:
+        return int(torch.empty(mib * MIB, dtype=torch.uint8, device="cuda:0").nbytes)
+
+
+@pytest.fixture
+def worker(recording: Any, folder: Path) -> type[Worker]:
+    recorded: type[Worker] = type("Worker", (Worker,), {})
+    module = ModuleType("gpu_worker")
+    module.__dict__["Worker"] = recorded
+    recording.install(module)
+    return recorded
+
+
+def test_ranks_and_engines_of_one_server_have_their_own_files(worker: type[Worker], folder: Path) -> None:
+    for rank, engine, name in ((0, 0, "rank0"), (1, 0, "rank1"), (0, 2, "dp2-rank0")):
+        starting = worker(rank, engine)
+        kept = starting.load_model()
+        # This vLLM has two of the four, and the second is the last one.
+        assert is_on()
+        assert starting.initialize_from_config(64) == 64 * MIB
+        assert not is_on()
+        found = phases(folder / f"{name}.pickle")
+        assert list(found) == ["load", "cache"]
+        assert ("alloc", kept.nbytes) in found["load"]
+        assert ("alloc", 64 * MIB) in found["cache"]
+        del kept
+    assert names(folder) == {"rank0.pickle", "rank1.pickle", "dp2-rank0.pickle"}
+
+
+def test_a_start_that_ends_between_phases_gives_way_to_the_next(worker: type[Worker], folder: Path) -> None:
+    dead, starting = worker(0), worker(1)
+    dead.load_model()
+    kept = starting.load_model()
+    dead.initialize_from_config(64)
+    starting.initialize_from_config(48)
+    assert list(phases(folder / "rank0.pickle")) == ["load"]
+    found = phases(folder / "rank1.pickle")
+    assert list(found) == ["load", "cache"]
+    assert ("alloc", kept.nbytes) in found["load"]
+    assert ("alloc", 48 * MIB) in found["cache"]
+
+
+def test_a_phase_that_fails_leaves_what_came_before(worker: type[Worker], folder: Path) -> None:
+    starting = worker(0)
+    kept = starting.load_model()
+    with pytest.raises(torch.OutOfMemoryError) as refused:
+        starting.initialize_from_config(1 << 30)
+    assert not is_on()
+    path = folder / "rank0.pickle"
+    assert f"poorwill replay {path}" in " ".join(getattr(refused.value, "__notes__", [str(path)]))
+    found = phases(path)
+    assert ("alloc", kept.nbytes) in found["load"]
+    assert ("oom", 1 << 50) in found["cache"]
 
 
 def test_a_load_that_does_not_fit_is_recorded(records: Start, folder: Path) -> None:
@@ -90,7 +182,7 @@ def test_a_load_that_does_not_fit_is_recorded(records: Start, folder: Path) -> N
     engine.worker.init_device()
     with pytest.raises(poorwill.BudgetError) as refused:
         engine.worker.load_model()
-    path = folder / "rank0-load.pickle"
+    path = folder / "rank0.pickle"
     said = str(refused.value)
     assert said.startswith("the weights do not fit in the 0.12 GiB")
     assert f"`poorwill replay {path}` says what would fit" in said
@@ -113,8 +205,7 @@ def test_no_start_fails_over_its_folder(
     (tmp_path / "file").touch()
     monkeypatch.setenv("POORWILL_RECORD", str(tmp_path / "file" / "records"))
     started(records(SHAPE))
-    for phase in PHASES:
-        assert f"the start goes on without a record of the {phase}: " in caplog.text
+    assert caplog.text.count("the start goes on without a record of the start: ") == 1
 
 
 def test_no_start_fails_over_a_record_that_cannot_be_written(
@@ -125,7 +216,8 @@ def test_no_start_fails_over_a_record_that_cannot_be_written(
 
     monkeypatch.setattr(pickle, "dump", dump)
     started(records(SHAPE))
-    assert "without a record of the load: " in caplog.text
+    for phase in PHASES:
+        assert f"without a record of the {phase}: " in caplog.text
     assert "No space left on device" in caplog.text
     assert names(folder) == set()
     assert not is_on()
@@ -149,7 +241,7 @@ def test_a_history_of_vllms_stays_on(records: Start, folder: Path) -> None:
         assert is_on()
     finally:
         torch.cuda.memory._record_memory_history(None)
-    assert ("alloc", SHAPE.weights[0]) in events(folder / "rank0-load.pickle")
+    assert ("alloc", SHAPE.weights[0]) in phases(folder / "rank0.pickle")["load"]
 
 
 def test_nothing_is_recorded_without_the_variable(records: Start, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ from poorwill._native import (
     trim,
     wake,
 )
-from poorwill._record import record
+from poorwill._record import Record, record
 
 __all__ = [
     "Arena",
@@ -84,6 +84,7 @@ __all__ = [
     "PoorwillError",
     "Preparation",
     "PrepareReport",
+    "Record",
     "ResumeReport",
     "ResumedProcess",
     "SleepError",

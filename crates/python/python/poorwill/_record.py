@@ -1,7 +1,7 @@
 """Records a load: what PyTorch's allocator is asked for, as a snapshot that `poorwill replay` reads.
 
 PyTorch keeps one history for all threads and GPUs of a process. A record turns it on, writes a snapshot at
-its end, and turns it off. A history that was on before stays on.
+its end, and turns it off. A history that was on before stays on. Phases are a key of our own in the snapshot.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import pickle
 import shlex
 import sys
 import threading
+import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +21,7 @@ from typing import Any, Literal
 from poorwill import _native
 from poorwill._native import PoorwillError
 
-__all__ = ["ADVICE", "Recording", "is_open", "record"]
+__all__ = ["ADVICE", "Record", "Recording", "is_open", "record"]
 
 ADVICE = "record the load with poorwill.record(PATH), and ask `poorwill replay PATH` what would fit"
 """The end of an out-of-memory error."""
@@ -38,7 +39,7 @@ def record(
     max_entries: int = 1_000_000,
     stacks: Literal["python", "all"] = "python",
     device: object = None,
-) -> AbstractContextManager[None]:
+) -> "Record":
     """Records what PyTorch's allocator is asked for in the block, and writes it to `path` at the end.
 
     Works for any load in this process, also in `poorwill.pool`. Ask `poorwill replay PATH` what it would have
@@ -58,15 +59,26 @@ def record(
     not PyTorch's native one. All of that comes before the block. A record that cannot be written at the end
     is a PoorwillError, or a note on the block's own exception.
     """
-    return _Record(Recording(path, max_entries=max_entries, stacks=stacks, device=device))
+    return Record(Recording(path, max_entries=max_entries, stacks=stacks, device=device))
 
 
-class _Record(AbstractContextManager[None]):
+class Record(AbstractContextManager["Record"]):
+    """What `record` gives to its block."""
+
     def __init__(self, recording: "Recording") -> None:
         self._recording = recording
 
-    def __enter__(self) -> None:
+    def phase(self, name: str) -> None:
+        """What follows is a phase of this name, until the next one. `poorwill replay` shows them.
+
+        Raises TypeError or ValueError for a name that cannot be printed, and PoorwillError outside of the
+        block.
+        """
+        self._recording.phase(name)
+
+    def __enter__(self) -> "Record":
         self._recording.begin()
+        return self
 
     def __exit__(
         self,
@@ -101,6 +113,7 @@ class Recording:
         self._ordinal = None if device is None else _native.cuda_ordinal(device)
         self._is_ours = True
         self._process = 0
+        self._phases: list[dict[str, str | int]] = []
 
     def begin(self) -> None:
         """Turns the history on."""
@@ -128,6 +141,7 @@ class Recording:
                     f"recording to {self.path}: PyTorch {torch.__version__} keeps no history here: {error}"
                 ) from error
             self._process = os.getpid()
+            self._phases = []
             _open = self
         if not self._is_ours:
             _log.warning(
@@ -136,27 +150,41 @@ class Recording:
                 self.path,
             )
 
+    def phase(self, name: str) -> None:
+        """Begins a phase."""
+        if not isinstance(name, str):
+            raise TypeError(f"a phase's name is {name!r}; it is a text")
+        if not name.strip() or not name.isprintable():
+            raise ValueError(f"a phase's name is {name!r}; it is a text that can be printed")
+        if _open is not self:
+            raise PoorwillError(
+                f"phase {name!r}: nothing is recorded to {self.path}: name phases within the record's block"
+            )
+        # PyTorch's entries are on this clock. A text of another class would be code in the file.
+        self._phases.append({"name": str.__str__(name), "time_us": time.time_ns() // 1000})
+
     def finish(self, error: BaseException | None) -> None:
         """Ends the record. The block's exception, if any, gets a note.
 
         Raises PoorwillError if the record cannot be written and there is no such exception.
         """
+        if self._process != os.getpid():
+            # A fork has no record.
+            return
         try:
-            is_written = self._end()
+            self.write(is_end=True)
         except PoorwillError as failure:
             if error is None:
                 raise
             _note(error, f"poorwill: {failure}")
             return
-        if error is not None and is_written:
+        if error is not None:
             command = f"poorwill replay {shlex.quote(str(self.path))}"
             _note(error, f"poorwill: the load is recorded in {self.path}: `{command}` says what would fit")
 
-    def _end(self) -> bool:
-        """Writes the record. False in a fork, which has none."""
+    def write(self, *, is_end: bool = False) -> None:
+        """Writes what there is so far. The record goes on, unless this is its end."""
         global _open
-        if self._process != os.getpid():
-            return False
         with _lock:
             torch: Any = importlib.import_module("torch")
             memory = torch.cuda.memory
@@ -165,17 +193,20 @@ class Recording:
                     is_on = bool(torch._C._cuda_isHistoryEnabled())
                     snapshot = memory._snapshot()
                 finally:
-                    _open = None
-                    if self._is_ours:
+                    if is_end:
+                        _open = None
+                    if is_end and self._is_ours:
                         # This forgets the events, so it comes last.
                         memory._record_memory_history(enabled=None)
                 if self._ordinal is not None:
                     _keep_one(snapshot, self._ordinal)
+                if self._phases:
+                    snapshot["poorwill"] = {"phases": self._phases}
                 _write(self.path, snapshot)
             except Exception as error:
                 raise PoorwillError(f"the record to {self.path} could not be written: {error}") from error
-        self._tell_gaps(snapshot, is_on)
-        return True
+        if is_end:
+            self._tell_gaps(snapshot, is_on)
 
     def _refuse_path(self) -> None:
         """Raises OSError if the file could not be written at the end."""

@@ -1,14 +1,15 @@
 """Records what a rank's start asks PyTorch's allocator for: `POORWILL_RECORD` names a folder.
 
-Each phase is a file for `poorwill replay`, like `rank0-load.pickle`. The methods are wrapped in vLLM's own
-worker, so an engine with any allocator is recorded. No start fails over a record: a warning says why there is
-none.
+A rank has one file for `poorwill replay`, like `rank0.pickle`. It is written after each phase, so a start
+that dies leaves those that came before. The methods are wrapped in vLLM's own worker, so an engine with any
+allocator is recorded. No start fails over a record: a warning says why there is none.
 """
 
 import contextlib
 import functools
 import logging
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,54 +25,74 @@ PHASES = {
     "initialize_from_config": "cache",
     "compile_or_warm_up_model": "capture",
 }
-"""The worker's methods, and what their files are called."""
+"""The worker's methods in their order, and what their phases are called."""
+
+_start: tuple[Callable[[], Any], Recording] | None = None
+"""The worker that starts, and its record: there is one in a process."""
 
 
 def install(gpu_worker: ModuleType) -> None:
     """Has vLLM's worker record its start."""
     worker: Any = gpu_worker.__dict__["Worker"]
+    methods = [name for name in PHASES if hasattr(worker, name)]
     for name, phase in PHASES.items():
-        stock = getattr(worker, name, None)
-        if stock is None:
-            logger.warning("this vLLM's worker has no %s: %s is not recorded", name, phase)
+        if name in methods:
+            ends = (name == methods[0], name == methods[-1])
+            setattr(worker, name, _recorded(getattr(worker, name), phase, *ends))
         else:
-            setattr(worker, name, _recorded(stock, phase))
+            logger.warning("this vLLM's worker has no %s: %s is not recorded", name, phase)
 
 
-def _recorded(stock: Callable[..., Any], phase: str) -> Callable[..., Any]:
+def _recorded(stock: Callable[..., Any], phase: str, is_first: bool, is_last: bool) -> Callable[..., Any]:
     @functools.wraps(stock)
     def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        recording = _begun(self, phase)
-        if recording is None:
+        global _start
+        if is_first:
+            _begin(self)
+        if _start is None or _start[0]() is not self:
             return stock(self, *args, **kwargs)
+        recording = _start[1]
+        with _no_failure(phase):
+            recording.phase(phase)
         try:
             done = stock(self, *args, **kwargs)
         except BaseException as error:
+            _start = None
             with contextlib.suppress(Exception):
                 recording.finish(error)
             raise
-        try:
-            recording.finish(None)
+        if is_last:
+            _start = None
+        with _no_failure(phase):
+            recording.write(is_end=is_last)
             logger.info("what the %s allocates is recorded in %s", phase, recording.path)
-        except Exception as error:
-            logger.warning("the start goes on without a record of the %s: %s", phase, error)
         return done
 
     return recorded
 
 
-def _begun(worker: Any, phase: str) -> Recording | None:
+def _begin(worker: Any) -> None:
+    global _start
     folder = _environment.record_folder()
     if folder is None:
-        return None
-    try:
+        return
+    unfinished, _start = _start, None
+    with _no_failure("start"):
+        if unfinished is not None:
+            # That start ended between two phases.
+            unfinished[1].finish(None)
         Path(folder).mkdir(parents=True, exist_ok=True)
-        recording = Recording(Path(folder) / f"{_name(worker)}-{phase}.pickle")
+        recording = Recording(Path(folder) / f"{_name(worker)}.pickle")
         recording.begin()
+        _start = weakref.ref(worker), recording
+
+
+@contextlib.contextmanager
+def _no_failure(phase: str) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:
         logger.warning("the start goes on without a record of the %s: %s", phase, error)
-        return None
-    return recording
 
 
 def _name(worker: Any) -> str:
