@@ -178,15 +178,14 @@ def test_names_of_phases_that_cannot_be(path: Path, name: Any, error: type[Excep
     assert [phase["name"] for phase in read(path)["poorwill"]["phases"]] == ["the load, 100 %"]
 
 
-def test_phases_are_of_the_block(path: Path, tmp_path: Path) -> None:
-    recorded = poorwill.record(path)
-    for _ in range(2):
-        with pytest.raises(poorwill.PoorwillError, match="phase 'load': nothing is recorded to") as refused:
-            recorded.phase("load")
-        assert str(path) in str(refused.value)
-        with recorded:
-            pass
-    with poorwill.record(path), pytest.raises(poorwill.PoorwillError, match="within the record's block"):
+def test_phases_are_of_the_block(path: Path) -> None:
+    with poorwill.record(path) as recorded:
+        pass
+    assert recorded.path == path
+    with pytest.raises(poorwill.PoorwillError, match="phase 'load': nothing is recorded to") as refused:
+        recorded.phase("load")
+    assert f"to {path}: name phases within the record's block" in str(refused.value)
+    with poorwill.record(path), pytest.raises(poorwill.PoorwillError, match="nothing is recorded"):
         recorded.phase("load")
     assert "poorwill" not in read(path)
 

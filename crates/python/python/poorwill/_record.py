@@ -33,19 +33,45 @@ _PROTOCOL = 4
 _log = logging.getLogger("poorwill.record")
 
 
+class Record:
+    """What `record` gives to its block."""
+
+    path: Path
+    """Where it is written to."""
+    _phases: list[dict[str, str | int]]
+
+    def phase(self, name: str) -> None:
+        """What follows is a phase of this name, until the next one. `poorwill replay` shows them.
+
+        Raises TypeError or ValueError for a name that cannot be printed, and PoorwillError outside of the
+        block.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"a phase's name is {name!r}; it is a text")
+        if not name.strip() or not name.isprintable():
+            raise ValueError(f"a phase's name is {name!r}; it is a text that can be printed")
+        if _open is not self:
+            raise PoorwillError(
+                f"phase {name!r}: nothing is recorded to {self.path}: name phases within the record's block"
+            )
+        # PyTorch's entries are on this clock. A text of another class would be code in the file.
+        self._phases.append({"name": str.__str__(name), "time_us": time.time_ns() // 1000})
+
+
 def record(
     path: str | os.PathLike[str],
     *,
     max_entries: int = 1_000_000,
     stacks: Literal["python", "all"] = "python",
     device: object = None,
-) -> "Record":
+) -> AbstractContextManager[Record]:
     """Records what PyTorch's allocator is asked for in the block, and writes it to `path` at the end.
 
     Works for any load in this process, also in `poorwill.pool`. Ask `poorwill replay PATH` what it would have
     needed. The file is a pickle as of `torch.cuda.memory._dump_snapshot`: dicts, lists, texts and numbers,
     with sizes in bytes and times in microseconds. It is complete or not there, and replaces an earlier one.
     It is written after an exception, too, which gets a note with the path (in the log before Python 3.11).
+    The block gets a `Record`, which marks phases.
 
     `max_entries` is the number of events that are kept of each GPU, the last ones; one may take some KiB of
     host memory. `stacks` are those of Python, or "all" with C++. With a `device` the file has this GPU alone.
@@ -59,26 +85,16 @@ def record(
     not PyTorch's native one. All of that comes before the block. A record that cannot be written at the end
     is a PoorwillError, or a note on the block's own exception.
     """
-    return Record(Recording(path, max_entries=max_entries, stacks=stacks, device=device))
+    return _Record(Recording(path, max_entries=max_entries, stacks=stacks, device=device))
 
 
-class Record(AbstractContextManager["Record"]):
-    """What `record` gives to its block."""
-
+class _Record(AbstractContextManager[Record]):
     def __init__(self, recording: "Recording") -> None:
         self._recording = recording
 
-    def phase(self, name: str) -> None:
-        """What follows is a phase of this name, until the next one. `poorwill replay` shows them.
-
-        Raises TypeError or ValueError for a name that cannot be printed, and PoorwillError outside of the
-        block.
-        """
-        self._recording.phase(name)
-
-    def __enter__(self) -> "Record":
+    def __enter__(self) -> Record:
         self._recording.begin()
-        return self
+        return self._recording
 
     def __exit__(
         self,
@@ -89,7 +105,7 @@ class Record(AbstractContextManager["Record"]):
         self._recording.finish(exc_value)
 
 
-class Recording:
+class Recording(Record):
     """One record, begun and ended by calls. The arguments and errors are those of `record`."""
 
     def __init__(
@@ -113,7 +129,7 @@ class Recording:
         self._ordinal = None if device is None else _native.cuda_ordinal(device)
         self._is_ours = True
         self._process = 0
-        self._phases: list[dict[str, str | int]] = []
+        self._phases = []
 
     def begin(self) -> None:
         """Turns the history on."""
@@ -149,19 +165,6 @@ class Recording:
                 "before, and as many events as its owner keeps",
                 self.path,
             )
-
-    def phase(self, name: str) -> None:
-        """Begins a phase."""
-        if not isinstance(name, str):
-            raise TypeError(f"a phase's name is {name!r}; it is a text")
-        if not name.strip() or not name.isprintable():
-            raise ValueError(f"a phase's name is {name!r}; it is a text that can be printed")
-        if _open is not self:
-            raise PoorwillError(
-                f"phase {name!r}: nothing is recorded to {self.path}: name phases within the record's block"
-            )
-        # PyTorch's entries are on this clock. A text of another class would be code in the file.
-        self._phases.append({"name": str.__str__(name), "time_us": time.time_ns() // 1000})
 
     def finish(self, error: BaseException | None) -> None:
         """Ends the record. The block's exception, if any, gets a note.

@@ -68,7 +68,7 @@ class Environment:
     triton_shared_memory_bytes: int | None = None
     """Upper bound of a thread block's shared memory for that, where the GPU has more."""
     record: str | None = None
-    """Where each rank writes what its start allocates, for `poorwill replay`, one file like `rank0.pickle`"""
+    """Where each rank writes what its start allocates: `rank0.pickle` and the like, for `poorwill replay`"""
 
 
 def read(environ: Mapping[str, str] | None = None) -> Environment:
