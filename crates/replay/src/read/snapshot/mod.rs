@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use self::events::{Action, Entry};
 use self::frames::{FrameTexts, Stacks};
-use self::phases::Phase;
+use self::phases::Mark;
 use self::segments::{Area, Live};
 use self::view::View;
 use super::value::{Arena, Value};
@@ -38,7 +38,7 @@ pub(super) fn traces(name: &str, arena: &Arena, root: Value) -> Result<Vec<Trace
     let settings = settings::text(&view, snapshot.settings)?;
     let mut frames = FrameTexts::new(&view);
     let phases = phases::read(&view, snapshot.marks)?;
-    let bytes: usize = phases.iter().map(Phase::bytes).sum();
+    let bytes: usize = phases.iter().map(Mark::bytes).sum();
     if !frames.has_space(bytes.saturating_mul(snapshot.devices.len())) {
         return Err(Fault::new(Location::Key(phases::KEY), "there are too many phases"));
     }
@@ -145,14 +145,14 @@ struct Building<'f, 'v> {
     builder: TraceBuilder,
     frames: &'f mut FrameTexts<'v>,
     /// Those that have not begun.
-    phases: &'f [Phase<'v>],
+    phases: &'f [Mark<'v>],
     stacks: Stacks,
     streams: HashMap<u64, u32>,
     pools: HashMap<(u64, u64), u32>,
 }
 
 impl<'f, 'v> Building<'f, 'v> {
-    fn new(name: &str, device: usize, frames: &'f mut FrameTexts<'v>, phases: &'f [Phase<'v>]) -> Self {
+    fn new(name: &str, device: usize, frames: &'f mut FrameTexts<'v>, phases: &'f [Mark<'v>]) -> Self {
         Self {
             device,
             builder: TraceBuilder::new(name),

@@ -11,19 +11,19 @@ pub(super) const KEY: &str = "poorwill";
 
 /// A phase, and when it began, on the clock of the entries.
 #[derive(Debug)]
-pub(super) struct Phase<'a> {
+pub(super) struct Mark<'a> {
     pub(super) name: &'a str,
     pub(super) time_us: u64,
 }
 
-impl Phase<'_> {
+impl Mark<'_> {
     /// What it takes in each trace.
     pub(super) const fn bytes(&self) -> usize {
         self.name.len() + size_of::<trace::Phase>()
     }
 }
 
-pub(super) fn read<'a>(view: &View<'a>, marks: Value) -> Result<Vec<Phase<'a>>, Fault> {
+pub(super) fn read<'a>(view: &View<'a>, marks: Value) -> Result<Vec<Mark<'a>>, Fault> {
     if marks == Value::None {
         return Ok(Vec::new());
     }
@@ -34,7 +34,7 @@ pub(super) fn read<'a>(view: &View<'a>, marks: Value) -> Result<Vec<Phase<'a>>, 
         let place = Location::Phase(phase);
         let [name, time] = view.fields(value, &keys, place)?;
         let name = view.arena.as_text(name).ok_or_else(|| Fault::new(place, "`name` is no text"))?;
-        found.push(Phase { name, time_us: view.unsigned(time, "time_us", place)? });
+        found.push(Mark { name, time_us: view.unsigned(time, "time_us", place)? });
     }
     Ok(found)
 }
