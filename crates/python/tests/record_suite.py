@@ -146,7 +146,7 @@ def test_phases_are_on_the_clock_of_the_events(path: Path) -> None:
         recorded.phase(Phase.SERVE)
         kept.append(taken(56))
     snapshot = read(path)
-    assert list(snapshot["poorwill"]) == ["phases"]
+    assert list(snapshot["poorwill"]) == ["phases", "cards"]
     load, nothing, serve = snapshot["poorwill"]["phases"]
     assert [load["name"], nothing["name"], serve["name"]] == ["load", "nothing", "serve"]
     at = {
@@ -159,7 +159,7 @@ def test_phases_are_on_the_clock_of_the_events(path: Path) -> None:
     # Those of another record are none of this one.
     with poorwill.record(path):
         pass
-    assert "poorwill" not in read(path)
+    assert read(path)["poorwill"]["phases"] == []
     del kept
 
 
@@ -178,6 +178,32 @@ def test_names_of_phases_that_cannot_be(path: Path, name: Any, error: type[Excep
     assert [phase["name"] for phase in read(path)["poorwill"]["phases"]] == ["the load, 100 %"]
 
 
+def test_the_card_is_what_pytorch_does_not_hold(path: Path) -> None:
+    cards, kept = [], []
+    for mib in (24, 200):
+        with poorwill.record(path):
+            kept.append(taken(mib))
+        card = read(path)["poorwill"]["cards"][0]
+        assert (card["device"], card["total_bytes"]) == (0, torch.cuda.mem_get_info()[1])
+        cards.append(card["taken_bytes"])
+    assert abs(cards[1] - cards[0]) < 100 * MIB
+    assert 0 <= cards[0] < torch.cuda.mem_get_info()[1] - 224 * MIB
+
+
+def test_a_card_that_says_nothing_leaves_the_record(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(ordinal: int) -> None:
+        raise RuntimeError(f"cuda:{ordinal} is lost")
+
+    monkeypatch.setattr(history, "mem_get_info", fail)
+    with poorwill.record(path):
+        taken(24)
+    assert read(path)["poorwill"]["cards"] == []
+    assert "does not say how large the GPU is: cuda:0 is lost" in caplog.text
+    assert events(path)
+
+
 def test_phases_are_of_the_block(path: Path) -> None:
     with poorwill.record(path) as recorded:
         pass
@@ -187,7 +213,7 @@ def test_phases_are_of_the_block(path: Path) -> None:
     assert f"to {path}: name phases within the record's block" in str(refused.value)
     with poorwill.record(path), pytest.raises(poorwill.PoorwillError, match="nothing is recorded"):
         recorded.phase("load")
-    assert "poorwill" not in read(path)
+    assert read(path)["poorwill"]["phases"] == []
 
 
 def test_a_load_that_runs_out_of_memory_is_recorded(path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,7 +1,8 @@
 """Records a load: what PyTorch's allocator is asked for, as a snapshot that `poorwill replay` reads.
 
 PyTorch keeps one history for all threads and GPUs of a process. A record turns it on, writes a snapshot at
-its end, and turns it off. A history that was on before stays on. Phases are a key of our own in the snapshot.
+its end, and turns it off. A history that was on before stays on. Phases and cards are a key of our own in the
+snapshot.
 """
 
 import contextlib
@@ -203,13 +204,28 @@ class Recording(Record):
                         memory._record_memory_history(enabled=None)
                 if self._ordinal is not None:
                     _keep_one(snapshot, self._ordinal)
-                if self._phases:
-                    snapshot["poorwill"] = {"phases": self._phases}
+                snapshot["poorwill"] = {"phases": self._phases, "cards": self._cards(memory, snapshot)}
                 _write(self.path, snapshot)
             except Exception as error:
                 raise PoorwillError(f"the record to {self.path} could not be written: {error}") from error
         if is_end:
             self._tell_gaps(snapshot, is_on)
+
+    def _cards(self, memory: Any, snapshot: dict[str, Any]) -> list[dict[str, int]]:
+        """The GPUs that have events or segments, and what of them is not PyTorch's in this process."""
+        held = {ordinal: 0 for ordinal, trace in enumerate(snapshot["device_traces"]) if trace}
+        for segment in snapshot["segments"]:
+            held[segment["device"]] = held.get(segment["device"], 0) + segment["total_size"]
+        cards = []
+        try:
+            for ordinal, held_bytes in sorted(held.items()):
+                free_bytes, total_bytes = memory.mem_get_info(ordinal)
+                taken_bytes = max(total_bytes - free_bytes - held_bytes, 0)
+                cards.append({"device": ordinal, "total_bytes": total_bytes, "taken_bytes": taken_bytes})
+        except Exception as error:
+            # A GPU on which something failed may say nothing any more.
+            _log.warning("the record to %s does not say how large the GPU is: %s", self.path, error)
+        return cards
 
     def _refuse_path(self) -> None:
         """Raises OSError if the file could not be written at the end."""

@@ -165,6 +165,26 @@ fn phases_that_cannot_be_have_their_place() {
 }
 
 #[test]
+fn the_card_is_the_recorders() {
+    let cards = |text: &str| with_phases(&[30], &format!(r#"{{"cards": {text}}}"#));
+    let two = r#"[{"device": 3, "total_bytes": 9, "taken_bytes": 9},
+        {"device": 0, "total_bytes": 80, "taken_bytes": 7, "other": 1}]"#;
+    let card = cards(two).unwrap().card.unwrap();
+    assert_eq!((card.total_bytes, card.taken_bytes, card.budget_bytes), (80, 7, None));
+    for none in ["null", "[]", r#"[{"device": 1, "total_bytes": 9, "taken_bytes": 0}]"#] {
+        assert_eq!(cards(none).unwrap().card, None);
+    }
+    for (wrong, text) in [
+        (r#"[{"device": 0, "taken_bytes": 0}]"#, "`total_bytes` is missing; "),
+        (r#"[{"device": 0, "total_bytes": 1, "taken_bytes": -1}]"#, "`taken_bytes` is below 0; "),
+        ("[4]", "this is no dict; "),
+    ] {
+        let error = cards(wrong).unwrap_err();
+        assert!(error.starts_with(&format!("a.json, key `poorwill`: {text}")), "{wrong}: {error}");
+    }
+}
+
+#[test]
 fn frames_are_lines_of_python_where_there_are_some() {
     let traces = fixture("load-4.pickle").unwrap();
     let of = |block: usize| &traces[0].stacks[usize::try_from(traces[0].blocks[block].stack).unwrap()][..];

@@ -9,18 +9,18 @@
 //!
 //! Promises: what contradicts itself is an error with its device and entry. Keys may be missing where they may be.
 
+mod additions;
 mod events;
 mod frames;
-mod phases;
 mod segments;
 mod settings;
 mod view;
 
 use std::collections::{BTreeMap, HashMap};
 
+use self::additions::{Additions, Mark};
 use self::events::{Action, Entry};
 use self::frames::{FrameTexts, Stacks};
-use self::phases::Mark;
 use self::segments::{Area, Live};
 use self::view::View;
 use super::value::{Arena, Value};
@@ -37,14 +37,15 @@ pub(super) fn traces(name: &str, arena: &Arena, root: Value) -> Result<Vec<Trace
     let mut snapshot = Snapshot::of(&view, root)?;
     let settings = settings::text(&view, snapshot.settings)?;
     let mut frames = FrameTexts::new(&view);
-    let phases = phases::read(&view, snapshot.marks)?;
+    let Additions { phases, cards } = additions::read(&view, snapshot.added)?;
     let bytes: usize = phases.iter().map(Mark::bytes).sum();
     if !frames.has_space(bytes.saturating_mul(snapshot.devices.len())) {
-        return Err(Fault::new(Location::Key(phases::KEY), "there are too many phases"));
+        return Err(Fault::new(Location::Key(additions::KEY), "there are too many phases"));
     }
     let mut found = Vec::new();
     for (device, history) in std::mem::take(&mut snapshot.devices) {
-        found.extend(Building::new(name, device, &mut frames, &phases).trace(history, &settings)?);
+        let trace = Building::new(name, device, &mut frames, &phases).trace(history, &settings)?;
+        found.extend(trace.map(|trace| Trace { card: cards.get(&device).copied(), ..trace }));
     }
     if let [_, _, ..] = &found[..] {
         for trace in &mut found {
@@ -66,8 +67,8 @@ pub(super) fn traces(name: &str, arena: &Arena, root: Value) -> Result<Vec<Trace
 struct Snapshot {
     devices: BTreeMap<usize, History>,
     settings: Value,
-    /// Poorwill's own.
-    marks: Value,
+    /// By Poorwill's recorder.
+    added: Value,
     has_annotations: bool,
 }
 
@@ -87,9 +88,9 @@ impl Snapshot {
             "device_traces",
             "allocator_settings",
             "external_annotations",
-            phases::KEY,
+            additions::KEY,
         ]);
-        let [segments, traces, settings, annotations, marks] = match root {
+        let [segments, traces, settings, annotations, added] = match root {
             // As PyTorch 1 wrote it: segments alone.
             Value::List(_) | Value::Tuple(_) => [root, Value::None, Value::None, Value::None, Value::None],
             Value::Dict(_) => {
@@ -124,7 +125,7 @@ impl Snapshot {
             Value::List(all) | Value::Tuple(all) => view.arena.items(all).next().is_some(),
             _ => false,
         };
-        Ok(Self { devices, settings, marks, has_annotations })
+        Ok(Self { devices, settings, added, has_annotations })
     }
 }
 
