@@ -195,7 +195,9 @@ impl ClaimArg {
 fn card(args: &ReplayArgs, trace: &Trace, known: Option<Card>) -> Result<Card, Failure> {
     let known = known.or(trace.card);
     let total = args.card.map_or_else(|| known.map_or(CARD.0, |card| card.total_bytes), |size| size.0);
-    let taken = args.taken.map_or_else(|| known.map_or(TAKEN.0, |card| card.taken_bytes), |size| size.0);
+    // What others had of one card says nothing of another.
+    let known_taken = known.filter(|_| args.card.is_none()).map_or(TAKEN.0, |card| card.taken_bytes);
+    let taken = args.taken.map_or(known_taken, |size| size.0);
     let budget_bytes = args.budget.map(|size| size.0).or(known.and_then(|card| card.budget_bytes));
     let card = Card { total_bytes: total, taken_bytes: taken, budget_bytes };
     if total > CARD_MAX.0 {
@@ -208,7 +210,9 @@ fn card(args: &ReplayArgs, trace: &Trace, known: Option<Card>) -> Result<Card, F
     }
     if card.usable_bytes() == 0 {
         let (total, taken) = (ByteSize(total), ByteSize(taken));
-        return Err(Failure::new(format!("nothing is left: of a card of {total}, others have {taken}")));
+        return Err(Failure::new(format!(
+            "nothing is left: of a card of {total}, others have {taken}; say --taken"
+        )));
     }
     Ok(card)
 }
@@ -233,6 +237,10 @@ fn setups(
             notes.push(format!("settings that were recorded and are not modelled: {}", unknown.join(", ")));
         }
         setups.push(setup);
+        // vLLM limits splits while it loads, whatever the settings are.
+        if setup.to_string() == "pytorch:expandable_segments:True" {
+            setups.extend("pytorch:max_split_size_mb:20,expandable_segments:True".parse::<Setup>());
+        }
     }
     for text in known {
         let setup = text.parse::<Setup>().map_err(|error| Failure::new(error.to_string()))?;

@@ -8,12 +8,12 @@ use serde::Serialize;
 
 use crate::card::Card;
 use crate::replay::{ReplayError, Run, replay};
-use crate::trace::{Step, Trace};
+use crate::trace::{Recorded, Step, Trace};
 
 /// A search for the smallest card ends when it is this exact.
 const EXACT_BYTES: u64 = 64 << 20;
 const HOLDERS_MAX: usize = 20;
-/// Peaks are the same that differ by this part at most.
+/// Mapped memory is the same that differs by this part of the peak at most.
 const SAME: u64 = 50;
 /// More than any device has.
 const UNBOUNDED_BYTES: u64 = 1 << 42;
@@ -123,7 +123,8 @@ pub fn answer(trace: &Trace, runs: &[Run]) -> Result<Answer, ReplayError> {
         Some(run) if run.fits() => Some(run.peak.mapped_bytes),
         _ => None,
     };
-    let recorded_peak_bytes = recorded_peak(trace);
+    let recorded = trace.recorded.as_ref();
+    let recorded_peak_bytes = recorded.and_then(|recorded| recorded.mapped_bytes.iter().copied().max());
     let mut answer = Answer {
         fits: runs.first().is_some_and(Run::fits),
         sentence: String::new(),
@@ -140,7 +141,15 @@ pub fn answer(trace: &Trace, runs: &[Run]) -> Result<Answer, ReplayError> {
             .collect(),
         notes: trace.notes.clone(),
     };
-    answer.notes.extend(recorded_peak_bytes.map(|peak_bytes| as_recorded(peak_bytes, runs)));
+    if let (Some(recorded), Some(peak_bytes)) = (recorded, recorded_peak_bytes) {
+        answer.notes.push(as_recorded(recorded, peak_bytes, runs));
+    }
+    if let (true, Some((_, bytes))) = (answer.fits, recorded.and_then(|recorded| recorded.failed)) {
+        let bytes = ByteSize(bytes);
+        answer
+            .notes
+            .push(format!("What was recorded had no {bytes} left. If a limit was the reason, say --budget."));
+    }
     answer.sentence = sentence(trace, runs, &answer, live_peak_step);
     Ok(answer)
 }
@@ -160,22 +169,30 @@ fn row(trace: &Trace, run: &Run) -> Row {
     }
 }
 
-fn recorded_peak(trace: &Trace) -> Option<u64> {
-    trace.recorded.as_ref()?.mapped_bytes.iter().copied().max()
+/// What the recorder's allocator had mapped, and which setups do the same, step by step. It may have had other settings
+/// meanwhile than those that are known.
+fn as_recorded(recorded: &Recorded, peak_bytes: u64, runs: &[Run]) -> String {
+    let mut text = format!("What was recorded had {} mapped at most", ByteSize(peak_bytes));
+    let near: Vec<(u64, String)> = runs
+        .iter()
+        .filter_map(|run| Some((farthest(recorded, peak_bytes, run)?, format!("`{}`", run.setup))))
+        .filter(|(bytes, _)| bytes.saturating_mul(SAME) <= peak_bytes)
+        .collect();
+    if let Some(nearest) = near.iter().map(|(bytes, _)| *bytes).min() {
+        let setups: Vec<&str> =
+            near.iter().filter(|(bytes, _)| *bytes == nearest).map(|(_, setup)| &**setup).collect();
+        let _ = write!(text, ", step by step as {}", setups.join(" and "));
+    }
+    text + "."
 }
 
-/// What the recorder's allocator had mapped, and which setup does the same. It may have had other settings meanwhile
-/// than those that are known.
-fn as_recorded(peak_bytes: u64, runs: &[Run]) -> String {
-    let mut text = format!("What was recorded had {} mapped at most", ByteSize(peak_bytes));
-    let off = |run: &&Run| run.peak.mapped_bytes.abs_diff(peak_bytes);
-    let nearest = runs.iter().filter(|run| run.fits()).min_by_key(off);
-    // Writing to a text cannot fail.
-    let _ = match nearest.filter(|run| off(run).saturating_mul(SAME) <= peak_bytes) {
-        Some(nearest) => write!(text, ", as `{}` has here.", nearest.setup),
-        None => write!(text, ", and none of these setups comes near that."),
-    };
-    text
+/// How far a run is from what was recorded, where that is most. `None` if it ended before most of that was mapped.
+fn farthest(recorded: &Recorded, peak_bytes: u64, run: &Run) -> Option<u64> {
+    let first = recorded.mapped_bytes.first()?;
+    // What lived before the recording was mapped before its first step.
+    let both = recorded.mapped_bytes.iter().zip(&run.mapped_bytes).skip_while(|(had, _)| *had == first);
+    let bytes = both.clone().map(|(had, has)| had.abs_diff(*has)).max()?;
+    (both.map(|(had, _)| *had).max()? > peak_bytes / 2).then_some(bytes)
 }
 
 /// The least memory in which the setup of a run fits, to [`EXACT_BYTES`], as far as that rises with memory. `None` if it

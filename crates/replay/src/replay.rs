@@ -6,6 +6,9 @@ use crate::allocators::{self, Allocator, Segment, Setup};
 use crate::card::Card;
 use crate::trace::{Step, Trace};
 
+/// The phase in which weights are loaded, as vLLM's plugin and the cases name it. Others are for people alone.
+const LOAD: &str = "load";
+
 /// What an allocator did for a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Run {
@@ -187,9 +190,9 @@ impl<'t> Replayer<'t> {
         let Some(step) = self.trace.steps.get(self.step).copied() else { return Ok(None) };
         let at = self.step;
         while self.trace.phases.get(self.begun).is_some_and(|phase| phase.from <= at) {
-            if self.begun > 0 || at > 0 {
-                let ended = self.allocator.phase_ends();
-                ended.map_err(|error| ReplayError::pool(at, error))?;
+            let before = self.begun.checked_sub(1).map(|before| &*self.trace.phases[before].name);
+            if before == Some(LOAD) {
+                self.allocator.load_ends().map_err(|error| ReplayError::pool(at, error))?;
             }
             self.begun += 1;
         }
@@ -218,7 +221,7 @@ impl<'t> Replayer<'t> {
 
     fn trimmed(&mut self) -> Result<u64, ReplayError> {
         let (step, allocator) = (self.step, &mut self.allocator);
-        let trimmed = allocator.phase_ends().and_then(|()| allocator.empty_cache());
+        let trimmed = allocator.load_ends().and_then(|()| allocator.empty_cache());
         trimmed.map_err(|error| ReplayError::pool(step, error))?;
         self.mapped(step)
     }

@@ -109,7 +109,9 @@ fn what_was_recorded_maps_what_the_card_had_with_each_setting() {
         let is_near = if setup == "poorwill" {
             has.iter().zip([peak, held]).all(|(has, of)| has.abs_diff(of) <= BESIDE_BYTES)
         } else {
-            has.iter().zip([peak, held]).all(|(has, of)| !differs(*has, of, 10))
+            // Another run of vLLM asks for a little else.
+            let permille = if name.starts_with("vllm") { 10 } else { 0 };
+            has.iter().zip([peak, held]).all(|(has, of)| !differs(*has, of, permille))
         };
         assert!(is_near, "{name} {setup}: {has:?} of {:?}", [peak, held]);
     }
@@ -138,6 +140,41 @@ fn each_step_maps_what_the_card_had() {
     }
 }
 
+/// As far as a smaller card gets. A load that failed and fits here had a limit.
+#[test]
+fn the_answer_says_so_also_where_memory_lacks() {
+    let mut trace = recording("moe");
+    let setup = "cumem".parse().unwrap();
+    let last = |trace: &Trace, total_bytes: u64| {
+        let card = Card { total_bytes, taken_bytes: 0, budget_bytes: None };
+        let run = replay(trace, &setup, card).unwrap();
+        (run.fits(), answer(trace, &[run]).unwrap().notes.pop().unwrap())
+    };
+    let same = "What was recorded had 31.06 GiB mapped at most, step by step as `cumem`.";
+    assert_eq!(last(&trace, 30 << 30), (false, same.to_owned()));
+    // Too little of it to say so.
+    assert_eq!(last(&trace, 5 << 30), (false, "What was recorded had 31.06 GiB mapped at most.".to_owned()));
+    trace.recorded.as_mut().unwrap().failed = Some((600, 3 << 20));
+    let failed = "What was recorded had no 3 MiB left. If a limit was the reason, say --budget.";
+    assert_eq!(last(&trace, 40 << 30), (true, failed.to_owned()));
+}
+
+/// Only a phase of loading ends a pool for that.
+#[test]
+fn phases_of_other_names_change_nothing() {
+    let mapped = |name: &str| {
+        let mut trace = recording("moe");
+        let from = trace.steps.len() / 2;
+        trace.phases = [(name, 0), ("next", from)]
+            .map(|(name, from)| poorwill_replay::trace::Phase { name: name.to_owned(), from })
+            .to_vec();
+        replay(&trace, &"cumem".parse().unwrap(), CARD).unwrap().mapped_bytes
+    };
+    let without = replay(&recording("moe"), &"cumem".parse().unwrap(), CARD).unwrap().mapped_bytes;
+    assert_eq!(mapped("embedding"), without);
+    assert_ne!(mapped("load"), without);
+}
+
 /// vLLM limits splits while it loads, and its settings say nothing of that afterwards.
 #[test]
 fn the_answer_says_which_setup_was_recorded() {
@@ -151,8 +188,8 @@ fn the_answer_says_which_setup_was_recorded() {
     };
     let limited = "pytorch:max_split_size_mb:20";
     let begins = "What was recorded had 9.49 GiB mapped at most";
-    assert_eq!(said(&["pytorch", limited, "poorwill"]), format!("{begins}, as `{limited}` has here."));
-    assert_eq!(said(&["poorwill"]), format!("{begins}, and none of these setups comes near that."));
+    assert_eq!(said(&["pytorch", limited, "poorwill"]), format!("{begins}, step by step as `{limited}`."));
+    assert_eq!(said(&["poorwill"]), format!("{begins}."));
 }
 
 /// What the pool itself does is in `crates/bench/tests/promises/churn.rs`.

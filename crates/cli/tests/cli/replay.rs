@@ -57,6 +57,27 @@ fn a_text_has_the_answer_first() {
     assert!(ran.succeeded().contains("It fits: `pytorch` maps 22.7"));
 }
 
+/// What others had of the recorder's card says nothing of another one.
+#[test]
+fn the_card_and_its_settings_are_the_recorders() {
+    let folder = Folder::new();
+    let head = r#"{"poorwill_record":1,"allocator":"pytorch expandable_segments:True","card":{"total_bytes":150323855360,"taken_bytes":64424509440}}"#;
+    let path = folder.path().join("load.jsonl");
+    fs::write(&path, format!("{head}\n{{\"t\":\"a\",\"k\":1,\"b\":1048576}}\n")).unwrap();
+    let path = path.to_str().unwrap();
+    let said = |args: &[&str]| {
+        let report = replay(&folder, &[&[path, "--json"], args].concat()).json();
+        let trace = &report["traces"][0];
+        let sizes = ["total_bytes", "taken_bytes"].map(|key| trace[key].as_u64().unwrap() >> 30);
+        (sizes, trace["rows"][1]["setup"].as_str().unwrap().to_owned())
+    };
+    let limited = "pytorch:max_split_size_mb:20,expandable_segments:True".to_owned();
+    assert_eq!(said(&[]), ([140, 60], limited.clone()));
+    assert_eq!(said(&["--card", "24GiB"]), ([24, 1], limited));
+    replay(&folder, &[path, "--card", "24GiB", "--taken", "30GiB"])
+        .failed(&["others have 30 GiB; say --taken"]);
+}
+
 /// The pictures of the documents are those of the trace beside them, and of the cases.
 #[test]
 fn pictures_in_the_tree_are_drawn_from_traces() {

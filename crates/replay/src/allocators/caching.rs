@@ -396,7 +396,7 @@ impl Allocator for CachingAllocator {
         Ok(())
     }
 
-    fn phase_ends(&mut self) -> Result<(), PoolError> {
+    fn load_ends(&mut self) -> Result<(), PoolError> {
         if self.kind == Kind::Cumem {
             self.release_cached(|_| true);
         }

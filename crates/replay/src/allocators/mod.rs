@@ -64,8 +64,8 @@ pub(crate) trait Allocator {
     /// As `torch.cuda.empty_cache` does.
     fn empty_cache(&mut self) -> Result<(), PoolError>;
 
-    /// A phase is over, such as the loading of weights.
-    fn phase_ends(&mut self) -> Result<(), PoolError>;
+    /// The weights are loaded: what has a pool of its own for that leaves it.
+    fn load_ends(&mut self) -> Result<(), PoolError>;
 
     fn mapped_bytes(&self) -> Result<u64, PoolError>;
 

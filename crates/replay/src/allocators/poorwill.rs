@@ -85,7 +85,7 @@ impl Allocator for Pool {
         self.arena.trim().map(drop)
     }
 
-    fn phase_ends(&mut self) -> Result<(), PoolError> {
+    fn load_ends(&mut self) -> Result<(), PoolError> {
         Ok(())
     }
 

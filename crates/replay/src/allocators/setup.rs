@@ -14,7 +14,7 @@ pub enum Kind {
     /// PyTorch's caching allocator.
     PyTorch,
     /// The same in a memory pool of vLLM's sleep mode, which fails where memory lacks: nothing goes back then. What is
-    /// free as a whole does at the end of a phase.
+    /// free as a whole does once the weights are loaded.
     Cumem,
     /// The same in a pool of `torch_memory_saver`: nothing goes back.
     TorchMemorySaver,
