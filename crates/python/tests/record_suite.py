@@ -17,6 +17,7 @@ from typing import Any
 import poorwill
 import pytest
 from helpers import MIB
+from poorwill import _record
 
 torch: Any = importlib.import_module("torch")
 history: Any = torch.cuda.memory
@@ -390,6 +391,7 @@ def test_what_a_record_lacks_is_logged(path: Path, caplog: pytest.LogCaptureFixt
             for _ in range(8):
                 taken(24)
         assert "has only the last 8 events of cuda:0" in caplog.text
+        assert "a larger max_entries, or with POORWILL_RECORD a model of fewer layers" in caplog.text
         assert len(read(path)["device_traces"][0]) == 8
         caplog.clear()
         with poorwill.record(path):
@@ -504,6 +506,57 @@ def test_a_pytorch_that_cannot_is_refused(path: Path, monkeypatch: pytest.Monkey
     with poorwill.record(path):
         pass
     read(path)
+
+
+class Owner:
+    """What a record may end with."""
+
+
+def test_a_record_ends_with_its_owner(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owners = [Owner()]
+    recording = _record.Recording(path)
+    recording.begin(owners[0])
+    recording.write()
+    was = path.read_bytes()
+    owners.clear()
+    assert not is_on()
+    # What is called of it afterwards changes nothing.
+    recording.finish(None)
+    assert path.read_bytes() == was
+
+    # The last reference may go anywhere, also in the midst of the record's own calls.
+    def dump(*args: Any, **kwargs: Any) -> None:
+        owners.clear()
+        assert is_on()
+        pickle_dump(*args, **kwargs)
+
+    pickle_dump = pickle.dump
+    monkeypatch.setattr(pickle, "dump", dump)
+    owners.append(Owner())
+    recording.begin(owners[0])
+    kept = taken(40)
+    recording.write()
+    assert not is_on()
+    assert ("alloc", 40 * MIB) in events(path)
+    monkeypatch.undo()
+    with poorwill.record(path):
+        pass
+    del kept
+
+
+def test_an_owner_that_goes_raises_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    owners = [Owner()]
+    recording = _record.Recording(path)
+    recording.begin(owners[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(history, "_record_memory_history", fails_to_record)
+        owners.clear()
+    assert said == []
+    turn_off()
+    with poorwill.record(path):
+        pass
 
 
 def fails_to_record(*_: Any, **__: Any) -> None:

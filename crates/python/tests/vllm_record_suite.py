@@ -1,5 +1,6 @@
 """What a rank's start allocates, recorded phase by phase; `test_vllm_suites.py` runs it."""
 
+import gc
 import importlib
 import pickle
 from collections.abc import Iterator
@@ -119,8 +120,8 @@ class Worker:
         parallel = SimpleNamespace(data_parallel_index=engine) if engine else SimpleNamespace()
         self.vllm_config = SimpleNamespace(parallel_config=parallel)
 
-    def load_model(self) -> Any:
-        return torch.empty((20 + self.rank) * MIB, dtype=torch.uint8, device="cuda:0")
+    def load_model(self, mib: int = 20) -> Any:
+        return torch.empty((mib + self.rank) * MIB, dtype=torch.uint8, device="cuda:0")
 
     def initialize_from_config(self, mib: int) -> int:
         return int(torch.empty(mib * MIB, dtype=torch.uint8, device="cuda:0").nbytes)
@@ -162,6 +163,107 @@ def test_a_start_that_ends_between_phases_gives_way_to_the_next(worker: type[Wor
     assert list(found) == ["load", "cache"]
     assert ("alloc", kept.nbytes) in found["load"]
     assert ("alloc", 48 * MIB) in found["cache"]
+
+
+def test_a_dead_start_without_its_file_costs_the_next_nothing(
+    worker: type[Worker], folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dead, starting = worker(0), worker(1)
+    dead.load_model()
+    dump, fails = pickle.dump, [True]
+
+    def dump_once_in_vain(*args: Any, **kwargs: Any) -> None:
+        if fails.pop():
+            fails.append(False)
+            raise OSError(28, "No space left on device")
+        dump(*args, **kwargs)
+        fails.append(False)
+
+    monkeypatch.setattr(pickle, "dump", dump_once_in_vain)
+    starting.load_model()
+    starting.initialize_from_config(48)
+    assert "without a record of the earlier start: " in caplog.text
+    assert list(phases(folder / "rank1.pickle")) == ["load", "cache"]
+
+
+@pytest.mark.parametrize("is_cycle", [False, True])
+def test_a_record_ends_with_its_worker(
+    worker: type[Worker], folder: Path, tmp_path: Path, is_cycle: bool
+) -> None:
+    dead: Any = worker(0)
+    kept = dead.load_model()
+    path = tmp_path / "mine.pickle"
+    with pytest.raises(poorwill.PoorwillError, match="or drop the engine whose start it records"):
+        poorwill.record(path).__enter__()
+    was = (folder / "rank0.pickle").read_bytes()
+    gc.disable()
+    try:
+        if is_cycle:
+            dead.itself = dead
+        del dead
+        assert is_on() == is_cycle
+        with poorwill.record(path):
+            mine = torch.empty(29 * MIB, dtype=torch.uint8, device="cuda:0")
+    finally:
+        gc.enable()
+    assert not is_on()
+    assert (folder / "rank0.pickle").read_bytes() == was
+    found = events(path)
+    assert ("alloc", mine.nbytes) in found
+    assert ("alloc", kept.nbytes) not in found
+
+
+def test_later_starts_of_a_process_have_their_own_files(worker: type[Worker], folder: Path) -> None:
+    sizes = [48, 56, 72]
+    for size in sizes:
+        starting = worker(0)
+        starting.load_model()
+        starting.initialize_from_config(size)
+    for name, size in zip(["rank0", "rank0-2", "rank0-3"], sizes, strict=True):
+        assert ("alloc", size * MIB) in phases(folder / f"{name}.pickle")["cache"]
+    assert len(names(folder)) == 3
+
+
+def test_a_file_of_another_process_is_replaced(worker: type[Worker], folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "rank0.pickle").write_text("another's")
+    failing = worker(0)
+    with pytest.raises(torch.OutOfMemoryError):
+        failing.load_model(1 << 30)
+    worker(0).load_model()
+    assert names(folder) == {"rank0.pickle", "rank0-2.pickle"}
+    assert ("oom", 1 << 50) in events(folder / "rank0.pickle")
+
+
+def test_a_history_that_is_turned_off_leaves_what_came_before(
+    worker: type[Worker], folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    starting = worker(0)
+    starting.load_model()
+    was = (folder / "rank0.pickle").read_bytes()
+    torch.cuda.memory._record_memory_history(None)
+    starting.initialize_from_config(64)
+    assert (folder / "rank0.pickle").read_bytes() == was
+    assert "without a record of the cache: " in caplog.text
+    assert "PyTorch's memory history was turned off meanwhile: the file has what came before" in caplog.text
+    with poorwill.record(folder / "mine.pickle"):
+        pass
+
+
+def test_a_start_keeps_four_million_events(
+    worker: type[Worker], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, given = torch.cuda.memory._record_memory_history, []
+
+    def recorded(**settings: Any) -> None:
+        given.append(settings)
+        record(**settings)
+
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", recorded)
+    starting = worker(0)
+    starting.load_model()
+    starting.initialize_from_config(64)
+    assert [settings.get("max_entries") for settings in given] == [4_000_000, None]
 
 
 def test_a_phase_that_fails_leaves_what_came_before(

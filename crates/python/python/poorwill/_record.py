@@ -6,6 +6,7 @@ snapshot.
 """
 
 import contextlib
+import gc
 import importlib
 import logging
 import os
@@ -14,6 +15,8 @@ import shlex
 import sys
 import threading
 import time
+import weakref
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -109,6 +112,9 @@ class _Record(AbstractContextManager[Record]):
 class Recording(Record):
     """One record, begun and ended by calls. The arguments and errors are those of `record`."""
 
+    is_written: bool
+    """Whether its file has what it recorded so far."""
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -129,18 +135,30 @@ class Recording(Record):
         self._stacks = stacks
         self._ordinal = None if device is None else _native.cuda_ordinal(device)
         self._is_ours = True
-        self._process = 0
+        self._owner: weakref.ref[Any] | None = None
         self._phases = []
+        self.is_written = False
 
-    def begin(self) -> None:
-        """Turns the history on."""
+    def begin(self, owner: object = None) -> None:
+        """Turns the history on.
+
+        A record with an owner ends once that is gone. Its file stays as it was written last.
+        """
         global _open
-        with _lock:
+        opened = _open
+        if opened is not None and opened._owner is not None:
+            # An owner that is gone may wait for the collector.
+            gc.collect()
+        with _locked():
+            if orphan := _orphan():
+                orphan._end()
             if _open is not None:
                 raise PoorwillError(
                     f"recording to {self.path}: the record to {_open.path} has not ended, and PyTorch has "
-                    "one history for all threads: end that one first"
+                    "one history for all threads: end that one first, or drop the engine whose start it "
+                    "records"
                 )
+            self._owner = None if owner is None else weakref.ref(owner, _end_orphan)
             torch = _import(self._ordinal)
             self._refuse_path()
             try:
@@ -157,8 +175,8 @@ class Recording(Record):
                 raise PoorwillError(
                     f"recording to {self.path}: PyTorch {torch.__version__} keeps no history here: {error}"
                 ) from error
-            self._process = os.getpid()
             self._phases = []
+            self.is_written = False
             _open = self
         if not self._is_ours:
             _log.warning(
@@ -172,8 +190,8 @@ class Recording(Record):
 
         Raises PoorwillError if the record cannot be written and there is no such exception.
         """
-        if self._process != os.getpid():
-            # A fork has no record.
+        if _open is not self:
+            # It has ended, or is that of the process that forked.
             return
         try:
             self.write(is_end=True)
@@ -188,8 +206,7 @@ class Recording(Record):
 
     def write(self, *, is_end: bool = False) -> None:
         """Writes what there is so far. The record goes on, unless this is its end."""
-        global _open
-        with _lock:
+        with _locked():
             torch: Any = importlib.import_module("torch")
             memory = torch.cuda.memory
             try:
@@ -198,18 +215,28 @@ class Recording(Record):
                     snapshot = memory._snapshot()
                 finally:
                     if is_end:
-                        _open = None
-                    if is_end and self._is_ours:
-                        # This forgets the events, so it comes last.
-                        memory._record_memory_history(enabled=None)
+                        self._end()
+                if self.is_written and not is_on:
+                    raise RuntimeError(
+                        "PyTorch's memory history was turned off meanwhile: the file has what came before"
+                    )
                 if self._ordinal is not None:
                     _keep_one(snapshot, self._ordinal)
                 snapshot["poorwill"] = {"phases": self._phases, "cards": self._cards(memory, snapshot)}
                 _write(self.path, snapshot)
+                self.is_written = True
             except Exception as error:
                 raise PoorwillError(f"the record to {self.path} could not be written: {error}") from error
         if is_end:
             self._tell_gaps(snapshot, is_on)
+
+    def _end(self) -> None:
+        """Ends it while the lock is held."""
+        global _open
+        _open = None
+        if self._is_ours:
+            # This forgets the events, so it comes last.
+            importlib.import_module("torch").cuda.memory._record_memory_history(enabled=None)
 
     def _cards(self, memory: Any, snapshot: dict[str, Any]) -> list[dict[str, int]]:
         """The GPUs that have events or segments, and what of them is not PyTorch's in this process."""
@@ -262,7 +289,7 @@ class Recording(Record):
             for ordinal in [ordinal for ordinal, count in counts.items() if count >= self._max_entries]:
                 _log.warning(
                     "the record to %s has only the last %d events of cuda:%d: record again with a larger "
-                    "max_entries",
+                    "max_entries, or with POORWILL_RECORD a model of fewer layers",
                     *(self.path, self._max_entries, ordinal),
                 )
         elif max(counts.values()) == 1:
@@ -281,6 +308,38 @@ def is_open() -> bool:
 
 _open: Recording | None = None
 _lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _locked() -> Iterator[None]:
+    try:
+        with _lock:
+            yield
+    finally:
+        _end_orphan()
+
+
+def _orphan() -> Recording | None:
+    """The record that is being made, if its owner is gone."""
+    opened = _open
+    is_orphan = opened is not None and opened._owner is not None and opened._owner() is None
+    return opened if is_orphan else None
+
+
+def _end_orphan(_: object = None) -> None:
+    """Ends the record whose owner is gone.
+
+    It is called when that goes, in the midst of anything in any thread. So it neither raises nor waits for
+    the lock: who holds that calls this afterwards.
+    """
+    with contextlib.suppress(Exception):
+        while _orphan() and _lock.acquire(blocking=False):
+            try:
+                # Another thread may have ended it meanwhile.
+                if orphan := _orphan():
+                    orphan._end()
+            finally:
+                _lock.release()
 
 
 def _forget_others() -> None:

@@ -1,12 +1,14 @@
 """Records what a rank's start asks PyTorch's allocator for: `POORWILL_RECORD` names a folder.
 
 A rank has one file for `poorwill replay`, like `rank0.pickle`. It is written after each phase, so a start
-that dies leaves those that came before. The methods are wrapped in vLLM's own worker, so an engine with any
-allocator is recorded. No start fails over a record: a warning says why there is none.
+that dies leaves those that came before. Later starts of a process have files of their own. The methods are
+wrapped in vLLM's own worker, so an engine with any allocator is recorded. No start fails over a record: a
+warning says why there is none.
 """
 
 import contextlib
 import functools
+import itertools
 import logging
 import weakref
 from collections.abc import Callable, Iterator
@@ -27,8 +29,13 @@ PHASES = {
 }
 """The worker's methods in their order, and what their phases are called."""
 
+# A start has no setting for it. Only events that come take memory.
+_MAX_ENTRIES = 4_000_000
+
 _start: tuple[Callable[[], Any], Recording] | None = None
 """The worker that starts, and its record: there is one in a process."""
+_begun: list[Recording] = []
+"""The records of this process."""
 
 
 def install(gpu_worker: ModuleType) -> None:
@@ -77,14 +84,24 @@ def _begin(worker: Any) -> None:
     if folder is None:
         return
     unfinished, _start = _start, None
-    with _no_failure("start"):
-        if unfinished is not None:
-            # That start ended between two phases.
+    if unfinished is not None:
+        # That start ended between two phases.
+        with _no_failure("earlier start"):
             unfinished[1].finish(None)
+    with _no_failure("start"):
         Path(folder).mkdir(parents=True, exist_ok=True)
-        recording = Recording(Path(folder) / f"{_name(worker)}.pickle")
-        recording.begin()
+        recording = _new(Path(folder), _name(worker))
+        recording.begin(worker)
+        _begun.append(recording)
         _start = weakref.ref(worker), recording
+
+
+def _new(folder: Path, name: str) -> Recording:
+    """One to a file that this process has not written."""
+    written = {recording.path for recording in _begun if recording.is_written}
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    records = (Recording(folder / f"{each}.pickle", max_entries=_MAX_ENTRIES) for each in names)
+    return next(recording for recording in records if recording.path not in written)
 
 
 @contextlib.contextmanager
