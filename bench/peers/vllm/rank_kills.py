@@ -88,7 +88,7 @@ def killed(options: argparse.Namespace, folder: Path, cards, victim: str, phase:
         begin = time.monotonic()
         time.sleep(GO_AFTER_S)
         (place / "go").touch()
-        seen = {} if victim == "coordinator" else answered(engine)
+        seen = {} if victim == "coordinator" else answered(engine, begin)
         orphaned = None
         if victim == "coordinator":
             orphaned = orphans(watched, cores, cards)
@@ -146,9 +146,8 @@ def has_reached(place: Path, decisions: Path, phase: str, held: list[int], count
     return all(any(decisions.glob(f"decision-*/staged-{rank}")) for rank in ready)
 
 
-def answered(engine: Hosted) -> dict:
-    """What the caller of the sleep was answered."""
-    begin = time.monotonic()
+def answered(engine: Hosted, begin: float) -> dict:
+    """What the caller of the sleep was answered, and how long after the kill."""
     try:
         seen = engine.answer(ENDED_S)
     except LostError as error:

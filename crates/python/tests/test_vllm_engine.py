@@ -4,7 +4,7 @@ import inspect
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import fake_vllm
 import pytest
@@ -351,19 +351,27 @@ def test_a_rank_that_has_ended_is_named_as_the_reason(vllm: Any) -> None:
 
 def test_a_rank_that_ends_in_a_sleep_is_not_woken_again(vllm: Any) -> None:
     engine = vllm.engine()
-    executor, asked = engine.model_executor, []
+    executor, hook, asked = engine.model_executor, _engine._engine_of(engine), []
+    assert hook is not None
+    answers, stock = executor.response_mqs[-1], hook._stock_rpc
+    dequeue = answers.dequeue
 
-    def ends(timeout: float | None) -> NoReturn:
-        asked.append(timeout)
+    def ends(timeout: float | None) -> Any:
+        if "sleep" not in last(engine).calls:
+            return dequeue(timeout)
         # As vLLM's monitor of workers does it.
         executor.is_failed = True
-        executor.rpc_broadcast_mq = None
         raise OSError("cancelled")
 
-    executor.response_mqs[-1].dequeue = ends
-    with pytest.raises(PoorwillError, match=f"^sleep: {ENDED}$"):
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        asked.append(executor.is_failed)
+        return stock(*args, **kwargs)
+
+    answers.dequeue, hook._stock_rpc = ends, ask
+    with pytest.raises(PoorwillError, match=f"^cancelled; {ENDED}$"):
         engine.sleep(1)
-    assert len(asked) == 1
+    assert asked
+    assert not any(asked)
     assert engine.is_scheduler_paused()
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import queue
 from collections.abc import Iterator
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -42,8 +43,9 @@ class EngineProcesses:
     def is_by_hand(self, is_by_hand: bool) -> None:
         self._is_by_hand = is_by_hand
         # A loop that has given its answers looks for more.
-        for thread in self._threads:
-            thread.submit(lambda: None).result(HANGS_SECONDS)
+        ends = [thread.submit(lambda: None) for thread in self._threads if is_by_hand]
+        if futures.wait(ends, HANGS_SECONDS).not_done:
+            raise HangError("an engine's loop goes on")
 
     def die(self) -> None:
         self._has_died = True

@@ -271,8 +271,6 @@ class _Engine:
 
     def _go_back(self, error: Exception, before: _Before) -> NoReturn:
         """After a failed sleep: raises with the state that the engine is in."""
-        if self._has_ended:
-            raise PoorwillError(f"sleep: {_ENDED}") from error
         state = self.restored(before)
         if state is None:
             raise error
@@ -280,6 +278,8 @@ class _Engine:
 
     def restored(self, before: _Before, *, is_grouped: bool = False) -> str | None:
         """Wakes what has slept since then, and resumes if that is safe. Returns the state, if that is new."""
+        if self._has_ended:
+            return _ENDED
         paused = self.core.is_scheduler_paused() and not before.is_paused
         # Its pause has ended that.
         self._is_held = before.is_held
