@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use crate::steps::{Failure, Step, note, say, workspace_root};
+use crate::toolchain::target_folder;
 use crate::{book, dist};
 
 /// What remains when every check has passed, in this order.
@@ -89,6 +90,7 @@ fn changes(text: &str, version: &str) -> usize {
 /// Packs every crate and compiles it from its package.
 fn crates() -> Result<(), Failure> {
     forget_unpacked(&dist::cargo_home().join("registry/src"), env!("CARGO_PKG_VERSION"))?;
+    forget_compiled(&target_folder()?.join("debug/.fingerprint"))?;
     Step::cargo(["publish", "--workspace", "--dry-run", "--locked"]).run().map(drop)
 }
 
@@ -104,6 +106,16 @@ fn forget_unpacked(sources: &Path, version: &str) -> Result<(), Failure> {
         for unpacked in folders(registry)?.iter().filter(|unpacked| is_named(unpacked, is_ours)) {
             fs::remove_dir_all(unpacked).map_err(|cause| Failure::File { path: unpacked.clone(), cause })?;
         }
+    }
+    Ok(())
+}
+
+/// Has Cargo compile our crates again. It takes a version of a registry to be what it compiled before.
+fn forget_compiled(fingerprints: &Path) -> Result<(), Failure> {
+    for ours in
+        folders(fingerprints)?.iter().filter(|path| is_named(path, |name| name.starts_with("poorwill")))
+    {
+        fs::remove_dir_all(ours).map_err(|cause| Failure::File { path: ours.clone(), cause })?;
     }
     Ok(())
 }
@@ -172,6 +184,18 @@ mod tests {
         assert!(kept.iter().all(|path| sources.join(path).exists()));
         assert!(!ours.iter().any(|path| sources.join(path).exists()));
         assert!(!sources.join("-1f/poorwill-0.1.0").exists());
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn what_was_compiled_of_other_crates_stays() {
+        let folder = std::env::temp_dir().join(format!("poorwill-compiled-{}", std::process::id()));
+        forget_compiled(&folder).unwrap();
+        for name in ["poorwill-1f", "poorwill-core-2e", "serde-1f"] {
+            fs::create_dir_all(folder.join(name)).unwrap();
+        }
+        forget_compiled(&folder).unwrap();
+        assert_eq!(folders(&folder).unwrap(), [folder.join("serde-1f")]);
         fs::remove_dir_all(folder).unwrap();
     }
 
