@@ -1,18 +1,25 @@
 #!/usr/bin/env python3
-"""Holds run.py and table.py to what they say, with a script in poorwill's place; needs no GPU, no PyTorch."""
+"""Holds run.py, table.py and churn.py to what they say; needs no GPU and no PyTorch.
+
+A script is in poorwill's place.
+"""
 
 # There may be no pytest where this runs.
 # ruff: noqa: PT009
 
 import ast
 import json
+import random
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
 from pathlib import Path
+from unittest import mock
 
 HERE = Path(__file__).resolve().parent
+MEASURED = HERE.parents[1] / "crates/replay/tests/fixtures/measured"
 
 SCRIPT = """#!/bin/sh
 case "$*" in
@@ -237,6 +244,52 @@ class Run(unittest.TestCase):
     def test_every_script_is_python(self):
         for path in HERE.glob("*.py"):
             ast.parse(path.read_text(), str(path))
+
+
+class Recorded(unittest.TestCase):
+    """What was recorded on a GPU is what the loads still ask for."""
+
+    def asked(self, name: str) -> list[int]:
+        asked: list[int] = []
+
+        class Tensor:
+            def __init__(self, size: int):
+                self.size = size
+                asked.append(size)
+
+            def __del__(self):
+                asked.append(-self.size)
+
+            def numel(self) -> int:
+                return self.size
+
+        torch = types.ModuleType("torch")
+        torch.Tensor = Tensor
+        torch.cuda = types.SimpleNamespace(empty_cache=lambda: asked.append(0))
+        with mock.patch.dict(sys.modules, {"torch": torch}):
+            sys.modules.pop("churn", None)
+            import churn
+
+            meter = types.SimpleNamespace(take=Tensor, give=lambda tensor: None)
+            kept = churn.LOADS[name](meter, random.Random(0))
+            sys.modules.pop("churn")
+        asked_for = asked.copy()
+        del kept
+        return asked_for
+
+    def test_loads_are_what_was_recorded(self):
+        for name in ("moe", "dense", "swizzle", "mixed"):
+            sizes, recorded = {}, []
+            for line in (MEASURED / f"{name}.jsonl").read_text().splitlines():
+                event = json.loads(line)
+                if event.get("t") == "a":
+                    sizes[event["k"]] = event["b"]
+                    recorded.append(event["b"])
+                elif event.get("t") == "f":
+                    recorded.append(-sizes[event["k"]])
+                elif event.get("t") == "e":
+                    recorded.append(0)
+            self.assertEqual(self.asked(name), recorded, name)
 
 
 if __name__ == "__main__":
