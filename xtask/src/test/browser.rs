@@ -1,4 +1,4 @@
-//! Finds the browser for the tests of rotation's page: Chromium, with a driver of its version.
+//! Finds the browser for the tests of pages, and these: Chromium, with a driver of its version.
 
 use std::process::{Command, Stdio};
 
@@ -7,7 +7,17 @@ const BROWSERS: [&str; 3] = ["chromium", "google-chrome", "chromium-browser"];
 const DRIVER: &str = "chromedriver";
 
 pub(super) const MISSING: &str = "no Chromium with its chromedriver here (Debian's packages chromium and chromium-driver): \
-     rotation's page was not tried in a browser";
+     no page was tried in a browser";
+
+/// The modules of the tests of rotation's pages.
+const MODULES: [&str; 2] = ["rotate::page::", "rotate::fleet_page::"];
+/// The program of replay's.
+const PROGRAM: &str = "page";
+
+/// Whether an ignored test is of a page, and fails without a browser.
+pub(super) fn is_needed(program: &str, test: &str) -> bool {
+    program == PROGRAM || MODULES.iter().any(|module| test.starts_with(module))
+}
 
 /// Whether both exist. A driver works with browsers of its own version.
 pub(super) fn is_here() -> bool {
@@ -33,6 +43,19 @@ fn major_in(text: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tests_of_pages_need_one() {
+        for (program, test, needs) in [
+            ("cli", "rotate::page::it_shows", true),
+            ("cli", "rotate::fleet_page::it_shows", true),
+            ("page", "the_page_shows", true),
+            ("cli", "rotate::chaos::page::it_serves", false),
+            ("poorwill_replay", "page::tests::it_is_small", false),
+        ] {
+            assert_eq!(is_needed(program, test), needs, "{program} {test}");
+        }
+    }
 
     #[test]
     fn a_browser_counts_with_the_driver_of_its_version() {

@@ -70,9 +70,6 @@ const PROMISES: &str = "promises";
 /// Name of the programs about the CUDA driver: over the fake library, or on a GPU.
 const CUDA: &str = "cuda";
 
-/// Prefix of the tests that need a browser.
-const PAGE: &str = "rotate::page::";
-
 /// Exists if NVIDIA's kernel driver has a GPU.
 pub(crate) const GPU_IS_HERE: &str = "/dev/nvidiactl";
 const GPU: &str = "cuda:0";
@@ -207,8 +204,8 @@ impl Run {
         if !has_browser {
             self.left_out.push(browser::MISSING.to_owned());
         }
-        let alone: Vec<Test> =
-            chosen.alone.into_iter().filter(|test| has_browser || !test.name.starts_with(PAGE)).collect();
+        let can_run = |test: &Test| has_browser || !browser::is_needed(&test.program.target, &test.name);
+        let alone: Vec<Test> = chosen.alone.into_iter().filter(can_run).collect();
         for (tests, jobs, manner) in
             [(chosen.beside, jobs(), "several at a time"), (alone, 1, "one at a time")]
         {
