@@ -28,7 +28,7 @@ use tokio::time::{sleep, timeout};
 
 use super::runtime;
 use super::signals::Signals;
-use crate::failure::{Failure, Outcome};
+use poorwill_local::failure::{CommandOutput, Failure};
 
 const MODELS: [&str; 3] = ["amber", "birch", "cedar"];
 /// Memory of each engine while awake.
@@ -76,7 +76,7 @@ pub(crate) struct RotateDemoReport {
     mismatch: Option<String>,
 }
 
-impl Outcome for RotateDemoReport {
+impl CommandOutput for RotateDemoReport {
     const MISMATCH: &'static str = "wrong answers";
 
     fn mismatch(&self) -> Option<&str> {

@@ -1,6 +1,7 @@
 //! `poorwill rotate`: runs the rotation service or its demo, writes and checks configurations, and controls a service
 //! that runs.
 
+mod args;
 mod check;
 mod control;
 mod demo;
@@ -10,6 +11,7 @@ mod import;
 mod init;
 mod listening;
 mod serve;
+mod show;
 mod signals;
 
 pub(crate) use self::demo::free_ports;
@@ -21,13 +23,12 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use poorwill::chain;
-use poorwill_rotate::client::ClientError;
 use poorwill_rotate::config::{Config, ConfigError};
-use poorwill_rotate::run::RunError;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::args::{RotateArgs, RotateCommand};
-use crate::failure::{self, Failure};
+use self::args::RotateCommand;
+pub(crate) use self::args::{RotateArgs, with_config_usage};
+use poorwill_local::failure::{self, Failure};
 
 pub(crate) fn run(args: RotateArgs) -> ExitCode {
     let json = args.json;
@@ -69,16 +70,4 @@ fn read(path: &Path) -> Result<Config, Failure> {
 pub(crate) fn runtime() -> Result<Runtime, Failure> {
     let failed = |error: io::Error| Failure::new(format!("cannot start threads: {error}"));
     Builder::new_multi_thread().enable_all().build().map_err(failed)
-}
-
-impl From<ClientError> for Failure {
-    fn from(error: ClientError) -> Self {
-        Self::new(chain(&error))
-    }
-}
-
-impl From<RunError> for Failure {
-    fn from(error: RunError) -> Self {
-        Self::new(chain(&error))
-    }
 }

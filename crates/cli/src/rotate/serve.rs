@@ -16,7 +16,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use super::signals::{ServiceSignal, Signals};
 use super::{read, runtime};
-use crate::failure::Failure;
+use poorwill_local::failure::Failure;
 
 /// How long requests may finish after the first signal.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);

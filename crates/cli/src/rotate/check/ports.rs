@@ -7,7 +7,7 @@ use poorwill_rotate::engine::{Inspection, inspect};
 
 use super::super::listening::{Listening, command_of, listening};
 use super::super::runtime;
-use crate::failure::Failure;
+use poorwill_local::failure::Failure;
 
 /// A warning for each port of this machine that something else than the engine has.
 pub(super) fn warnings(config: &Config) -> Result<Vec<String>, Failure> {

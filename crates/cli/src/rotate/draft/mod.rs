@@ -14,7 +14,7 @@ use poorwill_rotate::config::Config;
 use toml::{Table, Value};
 
 use self::page::{Page, quoted_key};
-use crate::failure::Failure;
+use poorwill_local::failure::Failure;
 
 #[derive(Debug, Default)]
 pub(super) struct Draft {

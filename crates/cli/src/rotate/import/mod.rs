@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use self::yaml::Mistake;
 use super::draft;
-use crate::failure::{Failure, Outcome};
+use poorwill_local::failure::{CommandOutput, Failure};
 
 #[derive(Debug, Serialize)]
 pub(crate) struct ImportReport {
@@ -32,7 +32,7 @@ pub(crate) struct ImportReport {
     configuration: Option<String>,
 }
 
-impl Outcome for ImportReport {
+impl CommandOutput for ImportReport {
     fn mismatch(&self) -> Option<&str> {
         None
     }
