@@ -12,7 +12,7 @@ use crate::completions::{self, CompletionsArgs};
 use crate::fleet::{self, FleetArgs, RouteArgs};
 use crate::man::{self, ManArgs};
 use crate::mock_engine::{self, MockEngineArgs};
-use crate::reference;
+use crate::reference::{self, visible_commands};
 use crate::replay::{self, ReplayArgs};
 use crate::rotate::{self, RotateArgs, with_config_usage};
 
@@ -84,10 +84,10 @@ impl CommandLine for Args {
             Command::Rotate(args) => rotate::run(args),
             Command::Route(args) => fleet::route(&args),
             Command::Fleet(args) => fleet::run(args),
-            Command::Completions(args) => failure::print(completions::run(&args)),
-            Command::Man(args) => failure::print(man::run(&args)),
+            Command::Completions(args) => failure::print(completions::run(&args, visible_commands::<Self>())),
+            Command::Man(args) => failure::print(man::run(&args, visible_commands::<Self>())),
             Command::MockEngine(args) => mock_engine::run(args),
-            Command::Reference => failure::print(Ok(reference::page())),
+            Command::Reference => failure::print(Ok(reference::page(visible_commands::<Self>()))),
         }
     }
 }

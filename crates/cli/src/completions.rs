@@ -1,9 +1,8 @@
 //! `poorwill completions`: a completion script for a shell.
 
+use clap::Command;
 use clap_complete::{Shell, generate};
 use poorwill_local::failure::Failure;
-
-use crate::reference::visible_commands;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CompletionsArgs {
@@ -11,8 +10,7 @@ pub(crate) struct CompletionsArgs {
     shell: Shell,
 }
 
-pub(crate) fn run(args: &CompletionsArgs) -> Result<String, Failure> {
-    let mut command = visible_commands();
+pub(crate) fn run(args: &CompletionsArgs, mut command: Command) -> Result<String, Failure> {
     let name = command.get_name().to_owned();
     let mut script = Vec::new();
     generate(args.shell, &mut command, name, &mut script);

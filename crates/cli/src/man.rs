@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use clap::Command;
 use clap_mangen::Man;
 
-use crate::reference::visible_commands;
 use poorwill_local::failure::Failure;
 
 #[derive(Debug, clap::Args)]
@@ -16,8 +15,7 @@ pub(crate) struct ManArgs {
 }
 
 /// The main page, or a summary after writing all pages to `dir`.
-pub(crate) fn run(args: &ManArgs) -> Result<String, Failure> {
-    let mut main = visible_commands();
+pub(crate) fn run(args: &ManArgs, mut main: Command) -> Result<String, Failure> {
     main.build();
     let Some(dir) = &args.dir else { return page(&main) };
     let cannot = |action: &str, path: &Path, error: &io::Error| {

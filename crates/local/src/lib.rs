@@ -1,7 +1,7 @@
 //! The commands that work on this machine and need no service: `demo`, `verify`, `hibernate`, `doctor` and `bench`.
 //!
 //! The program `poorwill-demo` has these alone, so that the first command of a newcomer compiles little. The program
-//! `poorwill` has them beside its services, and takes from here how a command line is read ([`command_line`]), how a
+//! `poorwill` has them beside its services. It takes from here how a command line is read ([`command_line`]), how a
 //! command ends ([`failure`]) and how it prints ([`text`]).
 //!
 //! Exit codes: 0 done and verified, 1 failed, 2 wrong usage. With `--json`, standard output is one JSON

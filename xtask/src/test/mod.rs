@@ -70,6 +70,9 @@ const PROMISES: &str = "promises";
 /// Name of the programs about the CUDA driver: over the fake library, or on a GPU.
 const CUDA: &str = "cuda";
 
+/// Packages whose tests run whole services.
+const SERVICES: [&str; 4] = ["poorwill-cli", "poorwill-front", "poorwill-rotate", "poorwill-router"];
+
 /// Exists if NVIDIA's kernel driver has a GPU.
 pub(crate) const GPU_IS_HERE: &str = "/dev/nvidiactl";
 const GPU: &str = "cuda:0";
@@ -397,7 +400,7 @@ fn skips(skipped: &[(String, String)]) -> Vec<String> {
 
 /// Programs of whole services first: their tests wait rather than compute, and leave the cores to the others.
 fn in_order(programs: &[Program]) -> Vec<&Program> {
-    let waits = |program: &&Program| ["poorwill-cli", "poorwill-rotate"].contains(&&*program.package);
+    let waits = |program: &&Program| SERVICES.contains(&&*program.package);
     let (first, then): (Vec<_>, Vec<_>) = programs.iter().partition(waits);
     first.into_iter().chain(then).collect()
 }

@@ -9,8 +9,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::args::RotateCommand;
+use super::opening::{read, runtime};
 use super::show::{status_text, validation_text, verdict_text};
-use super::{read, runtime};
 use poorwill_local::failure::{CommandOutput, Failure};
 
 #[derive(Debug, Serialize)]

@@ -26,7 +26,7 @@ use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{sleep, timeout};
 
-use super::runtime;
+use super::opening::runtime;
 use super::signals::Signals;
 use poorwill_local::failure::{CommandOutput, Failure};
 

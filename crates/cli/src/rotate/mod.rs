@@ -10,21 +10,17 @@ mod engines;
 mod import;
 mod init;
 mod listening;
+mod opening;
 mod serve;
 mod show;
 mod signals;
 
 pub(crate) use self::demo::free_ports;
+pub(crate) use self::opening::runtime;
 pub(crate) use self::serve::logged;
 pub(crate) use self::signals::{ServiceSignal, Signals};
 
-use std::io;
-use std::path::Path;
 use std::process::ExitCode;
-
-use poorwill::chain;
-use poorwill_rotate::config::{Config, ConfigError};
-use tokio::runtime::{Builder, Runtime};
 
 use self::args::RotateCommand;
 pub(crate) use self::args::{RotateArgs, with_config_usage};
@@ -55,19 +51,4 @@ fn ended(outcome: Result<(), Failure>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure::report_error(&failure),
     }
-}
-
-fn read(path: &Path) -> Result<Config, Failure> {
-    Config::read(path).map_err(|error| match error {
-        ConfigError::Read { .. } => Failure::new(chain(&error)),
-        _ => {
-            let excerpt = error.place().and_then(|place| place.excerpt.clone());
-            Failure::new(format!("{}: {}", path.display(), chain(&error))).with_excerpt(excerpt)
-        }
-    })
-}
-
-pub(crate) fn runtime() -> Result<Runtime, Failure> {
-    let failed = |error: io::Error| Failure::new(format!("cannot start threads: {error}"));
-    Builder::new_multi_thread().enable_all().build().map_err(failed)
 }

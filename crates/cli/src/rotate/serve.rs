@@ -14,8 +14,8 @@ use tokio::sync::Notify;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
+use super::opening::{read, runtime};
 use super::signals::{ServiceSignal, Signals};
-use super::{read, runtime};
 use poorwill_local::failure::Failure;
 
 /// How long requests may finish after the first signal.

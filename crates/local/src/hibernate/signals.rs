@@ -8,7 +8,7 @@ use signal_hook::iterator::{Handle, Signals};
 
 use crate::failure::Failure;
 
-/// Signals that wait until somebody looks.
+/// They wait for the next look, and end nothing.
 pub(super) struct HeldSignals {
     signals: Option<Signals>,
     handle: Handle,

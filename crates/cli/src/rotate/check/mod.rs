@@ -16,7 +16,7 @@ use poorwill_rotate::config::{Config, Hibernate, MemorySource, Model, Start};
 use poorwill_rotate::hibernation;
 use serde::Serialize;
 
-use super::{read, runtime};
+use super::opening::{read, runtime};
 use poorwill_local::failure::{CommandOutput, Failure};
 
 /// What would be served, and what stands against it.

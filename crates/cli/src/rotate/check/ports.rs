@@ -6,7 +6,7 @@ use poorwill_rotate::config::{Config, Model};
 use poorwill_rotate::engine::{Inspection, inspect};
 
 use super::super::listening::{Listening, command_of, listening};
-use super::super::runtime;
+use super::super::opening::runtime;
 use poorwill_local::failure::Failure;
 
 /// A warning for each port of this machine that something else than the engine has.

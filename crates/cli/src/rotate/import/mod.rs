@@ -2,12 +2,14 @@
 //!
 //! Nothing is dropped silently: what has no counterpart is in a comment of the new file, and in a warning.
 
+mod command;
 mod convert;
 mod macros;
 mod matrix;
 mod model;
 mod ports;
 mod selector;
+mod warnings;
 mod yaml;
 
 use std::fs;

@@ -9,7 +9,7 @@ use poorwill_rotate::engine::{Inspection, inspect};
 
 use super::super::engines::CommandLine;
 use super::super::listening::{ancestry, command_of, folder_of, listening, parents, variable_of};
-use super::super::runtime;
+use super::super::opening::runtime;
 use poorwill_local::failure::Failure;
 
 #[derive(Debug)]
