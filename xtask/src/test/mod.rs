@@ -397,7 +397,9 @@ fn skips(skipped: &[(String, String)]) -> Vec<String> {
 
 /// Programs of whole services first: their tests wait rather than compute, and leave the cores to the others.
 fn in_order(programs: &[Program]) -> Vec<&Program> {
-    let waits = |program: &&Program| ["poorwill-cli", "poorwill-rotate"].contains(&&*program.package);
+    let waits = |program: &&Program| {
+        ["poorwill-cli", "poorwill-front", "poorwill-rotate", "poorwill-router"].contains(&&*program.package)
+    };
     let (first, then): (Vec<_>, Vec<_>) = programs.iter().partition(waits);
     first.into_iter().chain(then).collect()
 }

@@ -8,7 +8,9 @@ use std::process::ExitCode;
 
 use poorwill::chain;
 use poorwill_fleet::etcd::EtcdError;
-use poorwill_rotate::router::wishes::WishError;
+use poorwill_net::listener::ListenerError;
+use poorwill_router::RouterError;
+use poorwill_router::wishes::WishError;
 
 use crate::args::{FleetArgs, RouteArgs};
 use crate::failure::{self, Failure};
@@ -36,6 +38,18 @@ fn failed(reason: &str) -> ExitCode {
 
 impl From<EtcdError> for Failure {
     fn from(error: EtcdError) -> Self {
+        Self::new(chain(&error))
+    }
+}
+
+impl From<RouterError> for Failure {
+    fn from(error: RouterError) -> Self {
+        Self::new(chain(&error))
+    }
+}
+
+impl From<ListenerError> for Failure {
+    fn from(error: ListenerError) -> Self {
         Self::new(chain(&error))
     }
 }
