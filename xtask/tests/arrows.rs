@@ -1,5 +1,7 @@
 //! The arrows between the crates: `core ← driver ← poorwill ← {python, bench, preload, replay, rotate}`, with `cli` upon
-//! `poorwill`, `bench`, `replay`, `rotate` and `mock-engine`, and the testkit for tests only. `triton` stands by itself, for `python`, and so does `fleet`, for `rotate`. What measures is for
+//! `poorwill`, `bench`, `replay`, `rotate`, `router` and `mock-engine`, and the testkit for tests only. `triton` stands
+//! by itself, for `python`. What serves is `net ← {front, fleet} ← {rotate, router}`: a proxy compiles no etcd, a router
+//! neither the service nor its policy, and `rotation-policy` knows none of them. What measures is for
 //! the command and for tests: neither the library nor the Python package nor the service depends on it. Benchmarks that
 //! compile a peer stand beside the house: nothing stands on them, and nobody compiles them by accident. The fake libcuda
 //! stands on the driver's host device, and only the testkit on it; the mock engine is a process of that device; the fake NVML knows sizes and nothing else.
@@ -15,7 +17,11 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 const ARROWS: &[(&str, &[&str])] = &[
     ("poorwill-core", &[]),
     ("poorwill-triton", &[]),
-    ("poorwill-fleet", &[]),
+    ("poorwill-net", &[]),
+    ("poorwill-rotation-policy", &[]),
+    ("poorwill-fleet", &["poorwill-net"]),
+    ("poorwill-front", &["poorwill-core", "poorwill-net"]),
+    ("poorwill-router", &["poorwill-core", "poorwill-fleet", "poorwill-front", "poorwill-net"]),
     ("poorwill-driver", &["poorwill-core"]),
     ("poorwill-fake-libcuda", &["poorwill-core", "poorwill-driver"]),
     ("poorwill-fake-nvml", &["poorwill-core"]),
@@ -25,8 +31,11 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("poorwill-preload", &["poorwill"]),
     ("poorwill-python", &["poorwill", "poorwill-triton"]),
     ("poorwill-replay", &["poorwill"]),
-    ("poorwill-rotate", &["poorwill", "poorwill-fleet"]),
-    ("poorwill-mock-engine", &["poorwill", "poorwill-driver", "poorwill-rotate"]),
+    (
+        "poorwill-rotate",
+        &["poorwill", "poorwill-fleet", "poorwill-front", "poorwill-net", "poorwill-rotation-policy"],
+    ),
+    ("poorwill-mock-engine", &["poorwill", "poorwill-driver", "poorwill-net"]),
     (
         "poorwill-cli",
         &[
@@ -35,8 +44,10 @@ const ARROWS: &[(&str, &[&str])] = &[
             "poorwill-fleet",
             "poorwill-local",
             "poorwill-mock-engine",
+            "poorwill-net",
             "poorwill-replay",
             "poorwill-rotate",
+            "poorwill-router",
         ],
     ),
     ("poorwill-testkit", &["poorwill-core", "poorwill-driver", "poorwill-fake-libcuda"]),
@@ -233,7 +244,13 @@ mod the_checker {
             ),
             krate("poorwill-bench", &[("poorwill", Normal), ("poorwill-testkit", Development)]),
             krate("poorwill-python", &[("poorwill", Normal), ("poorwill-triton", Normal)]),
-            krate("poorwill-rotate", &[("poorwill", Normal), ("poorwill-testkit", Development)]),
+            krate("poorwill-fleet", &[("poorwill-net", Normal), ("poorwill-testkit", Development)]),
+            krate("poorwill-front", &[("poorwill-net", Normal), ("poorwill-testkit", Development)]),
+            krate("poorwill-router", &[("poorwill-fleet", Normal), ("poorwill-front", Normal)]),
+            krate(
+                "poorwill-rotate",
+                &[("poorwill", Normal), ("poorwill-front", Normal), ("poorwill-rotation-policy", Normal)],
+            ),
             krate(
                 "poorwill-cli",
                 &[("poorwill", Normal), ("poorwill-bench", Normal), ("poorwill-rotate", Normal)],
@@ -258,6 +275,13 @@ mod the_checker {
             ("poorwill", "poorwill-bench", Normal),
             ("poorwill-python", "poorwill-bench", Normal),
             ("poorwill-rotate", "poorwill-bench", Normal),
+            ("poorwill-net", "poorwill-fleet", Normal),
+            ("poorwill-front", "poorwill-fleet", Normal),
+            ("poorwill-front", "poorwill-rotation-policy", Normal),
+            ("poorwill-front", "poorwill-rotate", Development),
+            ("poorwill-rotation-policy", "poorwill-net", Normal),
+            ("poorwill-router", "poorwill-rotate", Normal),
+            ("poorwill-mock-engine", "poorwill-rotate", Normal),
             ("poorwill-python", "poorwill-core", Normal),
             ("poorwill-python", "poorwill-rotate", Normal),
             ("poorwill-rotate", "poorwill-cli", Development),

@@ -50,7 +50,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use poorwill::ByteSize;
-use poorwill_rotate::serve;
+use poorwill_net::accept;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::{task, time};
 use tokio_util::sync::CancellationToken;
@@ -184,7 +184,7 @@ async fn serve_engine(
     let closing = CancellationToken::new();
     let until = closing.clone();
     // Dropping the future closes its connections.
-    let served = serve::accept(listener, "mock engine", serve::UNLIMITED, &closing, |stream| {
+    let served = accept::accept(listener, "mock engine", accept::UNLIMITED, &closing, |stream| {
         serve_connection(stream, service.clone(), until.clone())
     });
     let shut_down = async {
@@ -210,7 +210,7 @@ async fn serve_connection(
     let _ = stream.set_nodelay(true);
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new());
-    if let Err(error) = serve::answer(&http, TokioIo::new(stream), service, &shutdown).await {
+    if let Err(error) = accept::answer(&http, TokioIo::new(stream), service, &shutdown).await {
         tracing::debug!(%error, "a connection of the mock engine broke");
     }
 }

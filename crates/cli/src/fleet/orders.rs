@@ -4,8 +4,8 @@ use std::path::Path;
 
 use poorwill_fleet::etcd::{Etcd, Limits};
 use poorwill_fleet::keys;
-use poorwill_rotate::router::status::{FleetStatus, Records};
-use poorwill_rotate::router::wishes::{Wish, wish};
+use poorwill_router::status::{FleetStatus, Records};
+use poorwill_router::wishes::{Wish, wish};
 use serde::Serialize;
 
 use super::args::FleetCommand;

@@ -4,9 +4,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use poorwill::chain;
-use poorwill_rotate::config::{ConfigError, RouterConfig};
-use poorwill_rotate::descriptors;
-use poorwill_rotate::router;
+use poorwill_net::descriptors;
+use poorwill_rotate::config::ConfigError;
+use poorwill_router as router;
+use poorwill_router::RouterConfig;
 
 use super::args::{RouteArgs, RouterPart};
 use crate::rotate::{ServiceSignal, Signals, logged, runtime};

@@ -2,7 +2,7 @@
 
 use comfy_table::CellAlignment;
 use poorwill::ByteSize;
-use poorwill_rotate::router::status::FleetStatus;
+use poorwill_router::status::FleetStatus;
 
 use poorwill_local::text::table;
 

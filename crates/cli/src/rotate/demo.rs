@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use poorwill::chain;
 use poorwill_mock_engine::Fault;
+use poorwill_net::descriptors;
 use poorwill_rotate::client::{Client, ClientError};
 use poorwill_rotate::config::Config;
-use poorwill_rotate::descriptors;
 use poorwill_rotate::policy::StageName;
 use poorwill_rotate::run;
 use poorwill_rotate::service::{EventKind, ServiceEvent, Swap};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use poorwill::chain;
-use poorwill_rotate::descriptors;
+use poorwill_net::descriptors;
 use poorwill_rotate::run::{self, Running};
 use poorwill_rotate::service::Service;
 use tokio::sync::Notify;

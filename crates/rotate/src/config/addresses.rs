@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use super::{Config, ConfigError, invalid, section};
+use poorwill_front::file::{ConfigError, invalid};
+
+use super::{Config, section};
 
 impl Config {
     /// One engine serves one model, and none is the service itself.

@@ -4,20 +4,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use poorwill::chain;
+use poorwill_fleet::etcd::{Etcd, Limits};
 use poorwill_fleet::name::{FleetName, NodeName};
-use poorwill_fleet::tls::ClientFiles;
+use poorwill_fleet::session::check_lease;
+use poorwill_front::file::{ConfigError, Wait, check_secure_url, client_files, invalid};
+use poorwill_front::settings::{Control, Front};
+use poorwill_net::tls::ClientFiles;
 use serde::Deserialize;
 
-use super::raw::check_secure_url;
-use super::tls::client_files;
-use super::values::Wait;
-use super::{ConfigError, Control, Front, invalid};
-use crate::fleet::hostname;
-
-/// A lease that is shorter would end at every pause of a machine.
-const LEASE_MIN: Duration = Duration::from_secs(2);
-const LEASE_MAX: Duration = Duration::from_secs(3600);
-const LEASE: Duration = Duration::from_secs(10);
+use poorwill_net::hostname;
 
 /// A node of a fleet.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,7 +81,7 @@ impl RawFleet {
             node: node_name(self.node).map_err(|reason| invalid(&format!("node: {reason}")))?,
             etcd: checked_etcd(self.etcd, etcd_tls.as_ref()).map_err(|reason| invalid(&reason))?,
             etcd_tls,
-            lease: checked_lease(self.lease).map_err(|reason| invalid(&reason))?,
+            lease: check_lease(self.lease.map(|wait| wait.0)).map_err(|reason| invalid(&reason))?,
             domain: self.domain.unwrap_or_default(),
             prepare: self.prepare.unwrap_or(true),
         })
@@ -99,16 +94,7 @@ fn node_name(given: Option<String>) -> Result<NodeName, String> {
     name.parse().map_err(|error| format!("`{name}`: {error}"))
 }
 
-pub(super) fn checked_etcd(etcd: Vec<String>, tls: Option<&ClientFiles>) -> Result<Vec<String>, String> {
-    use poorwill_fleet::etcd::{Etcd, Limits};
+fn checked_etcd(etcd: Vec<String>, tls: Option<&ClientFiles>) -> Result<Vec<String>, String> {
     Etcd::with_tls(&etcd, Limits::default(), tls).map_err(|error| format!("etcd: {}", chain(&error)))?;
     Ok(etcd)
-}
-
-pub(super) fn checked_lease(lease: Option<Wait>) -> Result<Duration, String> {
-    let lease = lease.map_or(LEASE, |wait| wait.0);
-    if lease.subsec_nanos() > 0 || !(LEASE_MIN..=LEASE_MAX).contains(&lease) {
-        return Err(format!("lease is {lease:?}; say whole seconds from 2 s to 1 h"));
-    }
-    Ok(lease)
 }

@@ -6,40 +6,28 @@
 mod addresses;
 mod calls;
 mod fleet;
-mod keys;
-mod macros;
-mod masked;
 mod names;
-mod parameters;
-mod place;
 mod raw;
-mod router;
-mod tls;
 mod traces;
-mod values;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use poorwill_front::file::{self, invalid};
+use poorwill_rotation_policy::Rules;
+
 pub use self::calls::{AsleepCall, Call, HttpApi, SleepCalls};
 pub use self::fleet::Fleet;
-pub use self::keys::{Key, KeyShare};
-pub use self::names::{Card, Selector, Strategy};
-pub use self::parameters::Parameters;
-pub use self::place::Place;
-pub use self::router::RouterConfig;
+pub use self::names::{Selector, Strategy};
 pub use self::traces::TraceExport;
+pub use poorwill_front::file::{ConfigError, Place};
+pub use poorwill_front::settings::{Card, Control, Front, Key, KeyShare, Parameters};
 
-pub(crate) use self::raw::check_url;
-use self::raw::{File, Secret};
-use crate::policy::Rules;
-use poorwill_fleet::tls::ServerFiles;
-use serde::Deserialize as _;
+use self::raw::File;
 
 /// A checked configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,50 +52,6 @@ pub struct Config {
     pub selectors: Vec<Selector>,
     /// By their names: what a client's name stands for while the profile is chosen. Empty for no model.
     pub profiles: BTreeMap<String, BTreeMap<String, String>>,
-}
-
-/// The listener for clients.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Front {
-    /// The address to listen on.
-    pub listen: SocketAddr,
-    /// Its certificate; `None` for one without TLS.
-    pub tls: Option<ServerFiles>,
-    /// Accepted API keys. Without keys, every client on this machine is accepted.
-    pub keys: Vec<Key>,
-    /// Origins of pages that may use the front, or `*` for all.
-    pub origins: Vec<String>,
-    /// Paths that are forwarded besides the usual ones. Those that end in a slash are prefixes.
-    pub paths: Vec<String>,
-    /// Longest request body.
-    pub body_max_bytes: u64,
-    /// Longest time for a request body.
-    pub body_time_max: Duration,
-    /// Most bytes of all request bodies at a time.
-    pub bodies_max_bytes: u64,
-    /// Longest request head.
-    pub head_max_bytes: u64,
-    /// Most requests at a time, including those that wait.
-    pub requests_max: usize,
-    /// Most connections at a time; `None` for as many as the file descriptors allow.
-    pub connections_max: Option<usize>,
-    /// Interval of keep-alive comments to clients that wait for a stream.
-    pub keep_alive: Option<Duration>,
-    /// Longest time of a WebSocket without data.
-    pub websocket_idle_max: Duration,
-    /// Whether all paths of engines can be reached, below `/engines/NAME/`.
-    pub passthrough: bool,
-}
-
-/// The listener for operators.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Control {
-    /// The address to listen on.
-    pub listen: SocketAddr,
-    /// As [`Front::keys`].
-    pub keys: Vec<Key>,
-    /// Whether `/metrics` needs no key.
-    pub metrics_are_open: bool,
 }
 
 /// How GPU memory is measured.
@@ -255,64 +199,6 @@ pub enum CanaryKind {
     None,
 }
 
-/// Why a configuration cannot be used.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("cannot read the configuration {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: std::io::Error,
-    },
-    /// The file is not TOML, or has an unknown key or a value of another type.
-    #[error("{}{text}", at(place.as_ref()))]
-    Syntax {
-        /// The mistake, and what would be right.
-        text: String,
-        /// Where it is.
-        place: Option<Place>,
-    },
-    /// A value is invalid.
-    #[error("{}{section}: {reason}", at(place.as_ref()))]
-    Invalid {
-        /// The section or model.
-        section: String,
-        /// The mistake and what would help.
-        reason: String,
-        /// The key, or else the section; `None` if the file has neither.
-        place: Option<Place>,
-    },
-}
-
-impl ConfigError {
-    /// Where the mistake is.
-    #[must_use]
-    pub fn place(&self) -> Option<&Place> {
-        match self {
-            Self::Read { .. } => None,
-            Self::Syntax { place, .. } | Self::Invalid { place, .. } => place.as_ref(),
-        }
-    }
-
-    fn placed(self, text: &str, secret: Secret<'_>) -> Self {
-        match self {
-            Self::Invalid { section, reason, place: None } => {
-                let file = macros::parsed(text, secret).ok();
-                let place = file.and_then(|file| Place::of_reason(text, file.get_ref(), &section, &reason));
-                Self::Invalid { section, reason, place }
-            }
-            other => other,
-        }
-    }
-}
-
-fn at(place: Option<&Place>) -> String {
-    place.map(|place| format!("line {}, column {}: ", place.line, place.column)).unwrap_or_default()
-}
-
 impl Config {
     /// Reads a file.
     ///
@@ -321,7 +207,7 @@ impl Config {
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.to_path_buf(), source })?;
-        Self::parse(&text, &keys::from_source)
+        Self::parse(&text, &file::from_source)
     }
 
     /// Parses a file. `secret` resolves the source of a key, `env:NAME` or `file:PATH`, and `${env.NAME}`.
@@ -329,21 +215,16 @@ impl Config {
     /// # Errors
     /// As [`read`](Self::read).
     pub fn parse(text: &str, secret: &dyn Fn(&str) -> Result<String, String>) -> Result<Self, ConfigError> {
-        let table = toml::Deserializer::from(macros::parsed(text, secret)?);
-        let file = File::deserialize(table).map_err(|error| values::explained(text, &error))?;
+        let file: File = file::parse(text, secret)?;
         let checked = file.checked(secret).and_then(|config| {
             config.check_names()?;
             config.check_addresses()?;
             Ok(config)
         });
-        checked.map_err(|error| error.placed(text, secret))
+        checked.map_err(|error| file::placed(error, text, secret))
     }
 }
 
 fn section(name: &str) -> String {
     format!("model `{name}`")
-}
-
-fn invalid(section: &str, reason: &str) -> ConfigError {
-    ConfigError::Invalid { section: section.to_owned(), reason: reason.to_owned(), place: None }
 }

@@ -2,23 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use poorwill_front::file::{ConfigError, invalid, nearest};
+use poorwill_front::settings::{Card, Parameters};
+use poorwill_rotation_policy::ModelId;
 use serde::Deserialize;
-use serde_json::{Map, Value};
 
-use super::values::nearest;
-use super::{Config, ConfigError, Model, Parameters, invalid, parameters, section};
-use crate::policy::ModelId;
-
-/// Fields of the list of models, besides those of metadata.
-const LISTED: [(&str, &str); 7] = [
-    ("id", "leave it out"),
-    ("object", "leave it out"),
-    ("created", "leave it out"),
-    ("owned_by", "leave it out"),
-    ("poorwill", "leave it out"),
-    ("name", "say display_name instead"),
-    ("description", "say description outside of metadata"),
-];
+use super::{Config, Model, section};
 
 /// A name for several models, of which each request gets one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,19 +34,6 @@ pub enum Strategy {
         /// Waiting and running ones.
         requests: usize,
     },
-}
-
-/// What the list of models shows besides a name.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Card {
-    /// A name for people.
-    pub display_name: Option<String>,
-    /// A description for people.
-    pub description: Option<String>,
-    /// More fields of its entries.
-    pub metadata: Map<String, Value>,
-    /// Whether the list leaves it out.
-    pub is_hidden: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -111,28 +87,6 @@ impl RawSelector {
         let card = Card::checked(self.display_name, self.description, self.metadata, self.listed);
         let card = card.map_err(|reason| super::invalid(&here, &reason))?;
         Ok(Selector { name: self.name, targets: self.targets, strategy, card })
-    }
-}
-
-impl Card {
-    pub(super) fn checked(
-        display_name: Option<String>,
-        description: Option<String>,
-        metadata: toml::Table,
-        is_listed: Option<bool>,
-    ) -> Result<Self, String> {
-        if display_name.as_ref().is_some_and(|name| name.trim().is_empty()) {
-            return Err("display_name is empty; leave it out".to_owned());
-        }
-        if let Some((field, instead)) = LISTED.iter().find(|(field, _)| metadata.contains_key(*field)) {
-            return Err(format!("metadata has `{field}`, which the list of models has already; {instead}"));
-        }
-        let field = |(field, value)| match parameters::json_of(value) {
-            Ok(value) => Ok((field, value)),
-            Err(reason) => Err(format!("metadata: `{field}` {reason}")),
-        };
-        let metadata = metadata.into_iter().map(field).collect::<Result<_, _>>()?;
-        Ok(Self { display_name, description, metadata, is_hidden: is_listed == Some(false) })
     }
 }
 

@@ -1,38 +1,27 @@
 //! The file as written: every key, and every default.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
-use http::Uri;
+use poorwill_front::file::{
+    ConfigError, RawControl, RawFront, Secret, Size, Wait, check_url, invalid, is_priority,
+};
+use poorwill_front::settings::{Card, Parameters, parameters};
+use poorwill_rotation_policy::{Gpu, Limits, Rules};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::calls::{HttpApi, RawHttp, check_path};
 use super::fleet::RawFleet;
-use super::keys::Key;
 use super::names::{RawSelector, odd_name};
-use super::tls::server_files;
 use super::traces::RawTraces;
-use super::values::{KeySource, KeySources, Size, Wait, is_priority};
-use super::{
-    Canary, CanaryKind, Card, Config, ConfigError, Control, EngineKind, Front, Hibernate, MemorySource,
-    Model, Parameters, Start, invalid, parameters, section,
-};
-use crate::policy::{Gpu, Limits, Rules};
+use super::{Canary, CanaryKind, Config, EngineKind, Hibernate, MemorySource, Model, Start, section};
 
-/// On the loopback address.
-const FRONT_PORT: u16 = 8080;
-/// On the loopback address.
-const CONTROL_PORT: u16 = 8081;
 /// Larger than any machine has, so that a typo cannot allocate much.
 const GPUS_MAX: usize = 1024;
 const WITHOUT_HIBERNATE: &str =
     "hibernates and hibernate_after need the table [hibernate], which is missing; add it, or leave them out";
-
-pub(super) type Secret<'a> = &'a dyn Fn(&str) -> Result<String, String>;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -59,41 +48,6 @@ pub(super) struct File {
     selector: Vec<RawSelector>,
     #[serde(default)]
     profile: BTreeMap<String, BTreeMap<String, String>>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct RawFront {
-    listen: Option<SocketAddr>,
-    certificate: Option<PathBuf>,
-    certificate_key: Option<PathBuf>,
-    clients_ca: Option<PathBuf>,
-    #[serde(default)]
-    keys: KeySources,
-    #[serde(default)]
-    origins: Vec<String>,
-    #[serde(default)]
-    paths: Vec<String>,
-    body_max: Option<Size>,
-    body_time_max: Option<Wait>,
-    bodies_max: Option<Size>,
-    head_max: Option<Size>,
-    requests_max: Option<usize>,
-    connections_max: Option<usize>,
-    keep_alive: Option<Wait>,
-    websocket_idle_max: Option<Wait>,
-    #[serde(default)]
-    passthrough: bool,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct RawControl {
-    listen: Option<SocketAddr>,
-    #[serde(default)]
-    keys: KeySources,
-    #[serde(default)]
-    open_metrics: bool,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -234,91 +188,6 @@ impl File {
             models,
             selectors,
             profiles: self.profile,
-        })
-    }
-}
-
-impl RawControl {
-    pub(super) fn checked(self, front: &Front, secret: Secret<'_>) -> Result<Control, ConfigError> {
-        let listen = self.listen.unwrap_or_else(|| local(CONTROL_PORT));
-        let shares = self.keys.0.iter().filter_map(|key| key.share.as_ref());
-        if shares.into_iter().any(|share| share.requests_max.is_some() || share.priority != 0) {
-            return Err(invalid(
-                "control",
-                "requests_max and priority are for keys of [front]; leave them out here",
-            ));
-        }
-        let keys = keys_of("control", listen, &self.keys.0, secret)?;
-        let control = Control { listen, keys, metrics_are_open: self.open_metrics };
-        if are_one(front.listen, control.listen) {
-            return Err(invalid(
-                "control",
-                &format!(
-                    "it listens on {listen}, and the front on {}: the same port; give it another port",
-                    front.listen
-                ),
-            ));
-        }
-        Ok(control)
-    }
-}
-
-impl RawFront {
-    pub(super) fn checked(self, secret: Secret<'_>) -> Result<Front, ConfigError> {
-        let listen = self.listen.unwrap_or_else(|| local(FRONT_PORT));
-        let requests_max = self.requests_max.unwrap_or(4096);
-        if requests_max == 0 {
-            return Err(invalid(
-                "front",
-                "requests_max is 0, so no request would be admitted; leave it out or make it larger",
-            ));
-        }
-        for (what, is_zero) in [
-            ("connections_max", self.connections_max == Some(0)),
-            ("body_max", self.body_max.is_some_and(|size| size.0 == 0)),
-            ("body_time_max", self.body_time_max.is_some_and(|wait| wait.0.is_zero())),
-            ("bodies_max", self.bodies_max.is_some_and(|size| size.0 == 0)),
-            ("head_max", self.head_max.is_some_and(|size| size.0 == 0)),
-            ("keep_alive", self.keep_alive.is_some_and(|wait| wait.0.is_zero())),
-            ("websocket_idle_max", self.websocket_idle_max.is_some_and(|wait| wait.0.is_zero())),
-        ] {
-            if is_zero {
-                return Err(invalid("front", &format!("{what} is 0; leave it out or make it larger")));
-            }
-        }
-        if let Some(origin) = self.origins.iter().find(|origin| !is_origin(origin)) {
-            return Err(invalid(
-                "front",
-                &format!(
-                    "origins has {origin:?}; say \"*\", or a scheme, a host and an unusual port, as browsers do: \
-                     \"https://chat.example\""
-                ),
-            ));
-        }
-        if let Some(path) = self.paths.iter().find(|path| !is_client_path(path)) {
-            return Err(invalid(
-                "front",
-                &format!(
-                    "paths has {path:?}; say a path such as \"/v1/tokenize\", or a prefix such as \"/v1/audio/\""
-                ),
-            ));
-        }
-        let tls = server_files(self.certificate, self.certificate_key, self.clients_ca);
-        Ok(Front {
-            listen,
-            tls: tls.map_err(|reason| invalid("front", &reason))?,
-            origins: self.origins,
-            paths: self.paths,
-            keys: keys_of("front", listen, &self.keys.0, secret)?,
-            body_max_bytes: self.body_max.map_or(32 << 20, |size| size.0),
-            body_time_max: self.body_time_max.map_or(Duration::from_secs(120), |wait| wait.0),
-            bodies_max_bytes: self.bodies_max.map_or(128 << 20, |size| size.0),
-            head_max_bytes: self.head_max.map_or(64 << 10, |size| size.0),
-            requests_max,
-            connections_max: self.connections_max,
-            keep_alive: self.keep_alive.map(|wait| wait.0),
-            websocket_idle_max: self.websocket_idle_max.map_or(Duration::from_secs(60), |wait| wait.0),
-            passthrough: self.passthrough,
         })
     }
 }
@@ -698,95 +567,7 @@ impl RawRules {
     }
 }
 
-fn local(port: u16) -> SocketAddr {
-    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
-}
-
-/// As browsers write it, without a path and without the scheme's own port.
-fn is_origin(text: &str) -> bool {
-    let Some((scheme, host)) = text.split_once("://") else { return text == "*" };
-    let is_plain = |byte: u8| byte.is_ascii_graphic() && !b"/?#@\\*".contains(&byte);
-    let is_usual = scheme == "https" && host.ends_with(":443") || scheme == "http" && host.ends_with(":80");
-    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
-    !scheme.is_empty()
-        && scheme.bytes().all(is_name)
-        && !host.is_empty()
-        && host.bytes().all(is_plain)
-        && !is_usual
-}
-
-/// Requests are compared with it as they are written.
-fn is_client_path(path: &str) -> bool {
-    let Some(rest) = path.strip_prefix("/v1/") else { return false };
-    let is_plain = |byte: u8| byte.is_ascii_graphic() && !b"?#%\\".contains(&byte);
-    let segments = rest.strip_suffix('/').unwrap_or(rest).split('/');
-    rest.bytes().all(is_plain) && segments.into_iter().all(|segment| !matches!(segment, "" | "." | ".."))
-}
-
-/// Whether both cannot be bound at once. Port 0 means any free port.
-fn are_one(one: SocketAddr, other: SocketAddr) -> bool {
-    let is_any = one.ip().is_unspecified() || other.ip().is_unspecified();
-    one.port() == other.port() && one.port() != 0 && (one.ip() == other.ip() || is_any)
-}
-
-/// A listener that other machines can reach needs at least one.
-fn keys_of(
-    section: &str,
-    listen: SocketAddr,
-    sources: &[KeySource],
-    secret: Secret<'_>,
-) -> Result<Vec<Key>, ConfigError> {
-    if sources.is_empty() && !listen.ip().is_loopback() {
-        let reason = format!(
-            "it listens on {listen}, where others can reach it, and has no keys; say keys = [\"env:NAME\"], or listen \
-             on 127.0.0.1"
-        );
-        return Err(invalid(section, &reason));
-    }
-    let key = |(nth, source): (usize, &KeySource)| {
-        secret(&source.source)
-            .and_then(|text| Key::new(&text, source.share.clone()))
-            .map_err(|reason| invalid(section, &format!("key {} of {}: {reason}", nth + 1, sources.len())))
-    };
-    sources.iter().enumerate().map(key).collect()
-}
-
 /// A URL's user may have a password.
 fn without_user(url: &str) -> String {
     url.rsplit_once('@').map_or_else(|| url.to_owned(), |(_, host)| format!("…@{host}"))
-}
-
-/// Accepts `http://`, a host and a port. The message does not repeat the URL, which may contain a password.
-pub(crate) fn check_url(url: &str) -> Result<(), String> {
-    match url.strip_prefix("http://") {
-        Some(rest) => check_rest(url, rest),
-        None => {
-            Err("it has to begin with http://; engines are on this machine, or behind a proxy that is"
-                .to_owned())
-        }
-    }
-}
-
-/// The same, or `https://`.
-pub(super) fn check_secure_url(url: &str) -> Result<(), String> {
-    match url.strip_prefix("https://").or_else(|| url.strip_prefix("http://")) {
-        Some(rest) => check_rest(url, rest),
-        None => Err("it has to begin with http:// or https://".to_owned()),
-    }
-}
-
-fn check_rest(url: &str, rest: &str) -> Result<(), String> {
-    if rest.contains(['/', '?', '#', '@', '\\']) || url.parse::<Uri>().is_err() {
-        return Err("it has a host and a port, and nothing after them".to_owned());
-    }
-    let is_host = |host: &str| match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
-        Some(address) => address.parse::<Ipv6Addr>().is_ok(),
-        None => !host.is_empty() && !host.contains([':', '[', ']']),
-    };
-    let is_number = |port: &str| port.bytes().all(|digit| digit.is_ascii_digit());
-    let port = rest.rsplit_once(':').filter(|(host, port)| is_host(host) && is_number(port));
-    match port.map(|(_, port)| port.parse::<u16>()) {
-        Some(Ok(1..)) => Ok(()),
-        _ => Err("it has no port; say http://127.0.0.1:8000".to_owned()),
-    }
 }

@@ -4,10 +4,8 @@ use std::collections::BTreeMap;
 
 use http::uri::Scheme;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
+use poorwill_front::file::{ConfigError, Secret, invalid};
 use serde::Deserialize;
-
-use super::raw::Secret;
-use super::{ConfigError, invalid};
 
 const EXAMPLE: &str = "http://127.0.0.1:4318/v1/traces";
 

@@ -7,8 +7,8 @@ use poorwill_fleet::name::ModelName;
 use poorwill_fleet::records::{Costs, GpuRecord, ModelRecord, NodeRecord, Rate, Requests, Stage};
 
 use crate::config::{Config, Fleet};
-use crate::policy::StageName;
 use crate::service::{ModelNow, Snapshot};
+use poorwill_rotation_policy::StageName;
 
 /// Rates decay by a factor of e in this time.
 const DECAY: Duration = Duration::from_secs(1800);

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::{fmt, fs, io};
 
 use super::{GpuMemory, Measured, Meter, on_a_thread};
-use crate::policy::Gpu;
 use crate::supervise::has_ended;
+use poorwill_rotation_policy::Gpu;
 
 /// Returns the processes on a GPU. May block on file reads.
 pub type PidsOn = Arc<dyn Fn(Gpu) -> Vec<u32> + Send + Sync>;

@@ -27,7 +27,7 @@ use super::proc::{self, Identity};
 use super::state::{MARK, Record, StateFile};
 use super::stop::{self, end_at_once};
 use crate::config::Start;
-use crate::descriptors;
+use poorwill_net::descriptors;
 
 /// How often the keeper checks the first process.
 const TICK: Duration = Duration::from_millis(50);

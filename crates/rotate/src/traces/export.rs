@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::TraceExport;
-use crate::http as transport;
+use poorwill_net::client as transport;
 
 /// More finished spans are dropped.
 const QUEUE_MAX: usize = 4096;
@@ -240,7 +240,7 @@ mod tests {
     use super::super::kept::KeptSpans;
     use super::*;
     use crate::config::Config;
-    use crate::requests::{RequestNow, RequestState, Tokens};
+    use poorwill_front::requests::{RequestNow, RequestState, Tokens};
 
     fn span() -> SpanData {
         let now = RequestNow {

@@ -12,6 +12,7 @@
 mod export;
 mod request;
 mod swap;
+mod tracer;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -24,7 +25,6 @@ use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 
 use self::export::Exporting;
-pub(crate) use self::request::{RequestSpans, TraceParent};
 use self::swap::Moves;
 use crate::config::TraceExport;
 use crate::service::ServiceEvent;
@@ -42,10 +42,12 @@ pub struct TraceError {
 /// Records spans, or nothing. Clones share it.
 ///
 /// ```
-/// use poorwill_rotate::requests::Requests;
+/// use std::sync::Arc;
+///
+/// use poorwill_front::requests::Requests;
 /// use poorwill_rotate::traces::Traces;
 ///
-/// let requests = Requests::traced(Traces::default());
+/// let requests = Requests::traced(Arc::new(Traces::default()));
 /// assert_eq!(requests.active(10).1, 0);
 /// ```
 #[derive(Debug, Clone, Default)]

@@ -7,8 +7,8 @@ use opentelemetry::trace::{Span as _, SpanContext, Status, TraceContextExt as _,
 use opentelemetry::{Context, KeyValue};
 use opentelemetry_sdk::trace::{SdkTracer, Span};
 
-use crate::policy::StageName;
 use crate::service::{EventKind, LEAVING, RESTS, ServiceEvent, Swap};
+use poorwill_rotation_policy::StageName;
 
 /// By model.
 #[derive(Debug, Default)]
