@@ -62,7 +62,7 @@ Commands:
                   all that can be checked before a release: the crates' packages, the wheels, the book; and what is
                   to be done by hand
   picture         draw docs/images again from a load measured now
-  ptx             write the GPU's kernel for digests again
+  ptx             compile the GPU's kernels again, which are written in CUDA C (50 MB to fetch, once)
   lint            formatting, clippy, documentation, a check for aarch64, and the style of the Python
 
 Options:

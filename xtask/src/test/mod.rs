@@ -42,6 +42,7 @@ use self::seen::Seen;
 use crate::bench::peer_packages;
 use crate::clients;
 use crate::dist;
+use crate::ptx;
 use crate::python::{self, Tested};
 use crate::steps::{Failure, Step, note, say};
 use crate::toolchain::target_folder;
@@ -121,6 +122,7 @@ pub(crate) fn run(tier: Tier) -> Result<(), Failure> {
         run.write_seen()?;
     } else {
         run.clients();
+        run.kernels();
         run.wheels();
     }
     run.end(built.took, start.elapsed())
@@ -299,6 +301,14 @@ impl Run {
         match clients::run() {
             Ok(why) => self.left_out.extend(why),
             Err(failure) => self.note_failure("clients of a rotation", Err(failure)),
+        }
+    }
+
+    fn kernels(&mut self) {
+        note("==> kernels, compiled again");
+        match ptx::check() {
+            Ok(why) => self.left_out.extend(why),
+            Err(failure) => self.note_failure("the GPU's kernels", Err(failure)),
         }
     }
 

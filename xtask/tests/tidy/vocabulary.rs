@@ -56,8 +56,6 @@ const IN_NAMES: &[&str] = &[
 
 /// Where, which word, and why.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
-    ("xtask/src/ptx/", "lane", "the threads of a warp, as PTX calls them"),
-    ("xtask/src/ptx/", "lanes", "the threads of a warp, as PTX calls them"),
     ("crates/driver/tests/plain/ptx.rs", "lane", "the threads of a warp, as PTX calls them"),
     ("crates/local/src/doctor/show.rs", "lanes", "of a PCIe link"),
     ("crates/poorwill/src/doctor/gpu.rs", "lanes", "of a PCIe link"),
