@@ -2,12 +2,14 @@
 //!
 //! - The quick tier is for newcomers and developers. It runs every promise on the host device. Promises about devices
 //!   run over the fake CUDA library as well, and on an NVIDIA GPU if there is one. It also runs documentation tests
-//!   and the Python package's, with vLLM's sources, which are fetched once. Random tests make a tenth of their usual
-//!   cases.
-//! - `--full` runs everything: usual cases, long tests, the page of rotation in a browser, stock clients of a rotation,
-//!   the Python package over PyTorch itself, and the wheels.
-//! - `--rest` is what a quick run leaves of `--full`: the tests that it did not run, and again those that scale with
-//!   the effort. These include all on a GPU. `.ci/run` does one and then the other.
+//!   and the Python package's, with sources of the oldest and the newest vLLM, which are fetched once. Random tests
+//!   make a tenth of their usual cases.
+//! - `--full` runs everything: usual cases, long tests, all versions of vLLM, the page of rotation in a browser, stock
+//!   clients of a rotation, the Python package over PyTorch itself, and the wheels.
+//! - `--rest` is what a quick run leaves of `--full`: the tests that it did not run, among them those of other vLLMs,
+//!   and again those that scale with the effort. These include all on a GPU. `.ci/run` does one and then the other.
+//!
+//! Only `--full` and `cargo xtask vllm` run our worker in that of every minor of vLLM.
 //!
 //! One [`build`](mod@build) makes every program, and the [`runner`] runs each test in its own process. A failure does
 //! not stop the other tests. The end reports what was not run, and why.
@@ -285,7 +287,7 @@ impl Run {
     fn python(&mut self, built: &Built) {
         note("==> the Python package");
         let tested = match self.tier {
-            Tier::Rest => python::test_scaling(built, &self.effort),
+            Tier::Rest => python::test_left(built, &self.effort),
             Tier::Quick | Tier::Full => python::test(built, &[], &self.effort),
         };
         self.part("the Python package", tested);

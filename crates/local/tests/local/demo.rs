@@ -11,6 +11,7 @@ use crate::report::{Expected, assert_fields, assert_seconds};
 use crate::support::{Folder, Ran, command};
 
 #[test]
+#[ignore = "long: the whole demo"]
 fn the_demo_verifies_every_cycle_and_leaves_nothing_behind() {
     let folder = Folder::new();
     let output = command(folder.path(), ["demo", "--json"]).env("TMPDIR", folder.path()).output().unwrap();
@@ -41,6 +42,7 @@ fn the_demo_verifies_every_cycle_and_leaves_nothing_behind() {
 }
 
 #[test]
+#[ignore = "long: the whole demo"]
 fn the_demo_on_a_device_of_the_users_makes_the_loads_fit() {
     let folder = Folder::new();
     let args = ["demo", "--device", "host:2GiB"];

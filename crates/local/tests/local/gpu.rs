@@ -157,6 +157,7 @@ fn checkpoints_are_verified() {
 }
 
 #[test]
+#[ignore = "long: four benchmarks over the fake CUDA library"]
 fn sleeping_is_measured_and_verified() {
     for device in ["cuda:0", "cuda:1"] {
         let args = ["bench", "sleep", "--device", device, "--size", "32MiB", "--cycles", "2"];

@@ -213,6 +213,7 @@ fn wakes_from_disk_are_measured_beside_a_plain_reader() {
 }
 
 #[test]
+#[ignore = "long: six benchmarks, codes among them"]
 fn contents_and_codes_are_chosen() {
     let stored = |content: &str, compress: &str| {
         let args = ["--device", "host:64MiB", "--size", "24MiB", "--cycles=1", "--json"];
