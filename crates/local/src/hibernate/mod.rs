@@ -10,7 +10,7 @@ mod signals;
 
 use std::process::ExitCode;
 
-use poorwill::hibernate::{HibernateError, Hibernator, HibernatorOptions};
+use poorwill::hibernation::{HibernateError, Hibernator, HibernatorOptions};
 use serde_json::Value;
 
 pub use self::args::HibernateArgs;

@@ -1,6 +1,6 @@
 //! What the commands find and do, as JSON has it.
 
-use poorwill::hibernate::{HibernateError, Hibernator, ProcessInspection, ProcessState, Recovered};
+use poorwill::hibernation::{HibernateError, Hibernator, ProcessInspection, ProcessState, Recovered};
 use serde::Serialize;
 
 /// Where processes stand.

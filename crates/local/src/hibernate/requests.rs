@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use poorwill::hibernate::{
+use poorwill::hibernation::{
     HibernateError, HibernateRequest, Hibernator, HibernatorOptions, Processes, ResumeReport,
 };
 

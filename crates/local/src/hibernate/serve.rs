@@ -29,7 +29,7 @@ use super::requests;
 use super::show::state_name;
 use super::signals::HeldSignals;
 use crate::failure::{self, Failure};
-use poorwill::hibernate::{HibernateError, Hibernator, HibernatorOptions, LeftSets, Recovered};
+use poorwill::hibernation::{HibernateError, Hibernator, HibernatorOptions, LeftSets, Recovered};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 

@@ -15,5 +15,7 @@ mod owned;
 mod preparations;
 mod published;
 
+pub use poorwill::proc::hostname;
+
 pub use self::agent::{Agent, FleetError};
 pub use self::owned::{Membership, NotReady, Owned};
