@@ -29,3 +29,17 @@ pub(crate) const HELD: &[&str] = &[
     "xtask/src/python",
     "xtask/src/vllm",
 ];
+
+/// Folders whose modules are in layers, from top to bottom. `mod` is the folder's own file.
+pub(crate) const LAYERS: &[(&str, &[&[&str]])] = &[(
+    "crates/core/src/pool",
+    &[
+        &["mod", "close", "stats"],
+        &["operations"],
+        &["means"],
+        &["shared"],
+        &["state"],
+        &["parts"],
+        &["tools"],
+    ],
+)];
