@@ -8,12 +8,12 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use nvml_wrapper::enums::device::UsedGpuMemory;
-use nvml_wrapper::error::NvmlError;
-use nvml_wrapper::{Device, Nvml as Library};
 use serde::Serialize;
 
+use self::ffi::{GpuHandle, NvmlCode, NvmlError, NvmlLibrary};
 use crate::system::PciLink;
+
+mod ffi;
 
 /// As the driver installs it, and as its development files do.
 const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
@@ -24,7 +24,7 @@ static LOADED: Mutex<Option<Nvml>> = Mutex::new(None);
 
 /// The loaded library. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Nvml(Arc<Library>);
+pub struct Nvml(Arc<NvmlLibrary>);
 
 /// Memory of a GPU, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -36,6 +36,16 @@ pub struct GpuMemory {
     pub free_bytes: u64,
     /// Memory in use.
     pub used_bytes: u64,
+}
+
+/// A process that computes on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GpuProcess {
+    /// By the driver's numbers: a container may have another one.
+    pub pid: u32,
+    /// Memory that it uses there. `None` where the driver keeps no figure.
+    pub used_bytes: Option<u64>,
 }
 
 /// What a UUID names.
@@ -97,10 +107,9 @@ impl Nvml {
     }
 
     fn open(name: &OsStr) -> Result<Self, String> {
-        let library = Library::builder().lib_path(name).init();
-        library.map(|library| Self(Arc::new(library))).map_err(|error| match error {
+        NvmlLibrary::open(name).map(|library| Self(Arc::new(library))).map_err(|error| match error {
             // The system's text already begins with the name.
-            NvmlError::LibloadingError(error) => format!("cannot load {error}"),
+            NvmlError::Load(error) => format!("cannot load {error}"),
             error => format!("cannot use {}: {error}", Path::new(name).display()),
         })
     }
@@ -108,7 +117,35 @@ impl Nvml {
     /// The driver's version, as in `580.159.04`.
     #[must_use]
     pub fn driver_version(&self) -> Option<String> {
-        self.0.sys_driver_version().ok().filter(|version| !version.is_empty())
+        self.0.driver_version().ok().filter(|version| !version.is_empty())
+    }
+
+    /// The number of GPUs. Indices are counted from 0.
+    ///
+    /// # Errors
+    /// Why NVML does not count them, for people.
+    pub fn count(&self) -> Result<u32, String> {
+        self.0.count().map_err(|error| error.to_string())
+    }
+
+    /// UUID of the GPU with this index, with its prefix.
+    ///
+    /// # Errors
+    /// Why it is unknown, for people.
+    pub fn uuid_at(&self, index: u32) -> Result<String, String> {
+        self.0.by_index(index).and_then(|gpu| gpu.uuid()).map_err(|error| error.to_string())
+    }
+
+    /// The processes that compute on the GPU with this index.
+    ///
+    /// # Errors
+    /// Why they are unknown, for people.
+    pub fn processes_at(&self, index: u32) -> Result<Vec<GpuProcess>, String> {
+        let processes = self.0.by_index(index).and_then(|gpu| gpu.processes());
+        let process = |info: ffi::ProcessInfo| GpuProcess { pid: info.pid, used_bytes: info.used_bytes() };
+        processes
+            .map(|processes| processes.into_iter().map(process).collect())
+            .map_err(|error| error.to_string())
     }
 
     /// Memory of the GPU with this UUID, without prefix.
@@ -125,13 +162,13 @@ impl Nvml {
         let Some((handle, device)) = self.device(uuid).map_err(|error| error.to_string())? else {
             return Ok(None);
         };
-        let memory = device.memory_info().map(|memory| GpuMemory {
-            total_bytes: memory.total,
-            free_bytes: memory.free,
-            used_bytes: memory.used,
+        let memory = device.memory().map(|memory| GpuMemory {
+            total_bytes: memory.total_bytes,
+            free_bytes: memory.free_bytes,
+            used_bytes: memory.used_bytes,
         });
         let mig_mode = match handle {
-            Handle::Gpu => is_enabled(&device.mig_mode().map(|mode| mode.current)),
+            Handle::Gpu => is_enabled(&device.mig_mode()),
             Handle::MigInstance => None,
         };
         Ok(Some(NvmlMemory { handle, mig_mode, memory: memory.map_err(|error| error.to_string()) }))
@@ -143,15 +180,15 @@ impl Nvml {
         let Ok(Some((handle, device))) = self.device(uuid) else { return PciLink::default() };
         let whole = match handle {
             Handle::Gpu => Ok(device),
-            Handle::MigInstance => device.mig_parent_device(),
+            Handle::MigInstance => device.parent(),
         };
         whole.map_or_else(
             |_| PciLink::default(),
             |gpu| PciLink {
-                width: gpu.current_pcie_link_width().ok(),
-                width_max: gpu.max_pcie_link_width().ok(),
-                generation: gpu.current_pcie_link_gen().ok(),
-                generation_max: gpu.max_pcie_link_gen().ok(),
+                width: gpu.link_width().ok(),
+                width_max: gpu.link_width_max().ok(),
+                generation: gpu.link_generation().ok(),
+                generation_max: gpu.link_generation_max().ok(),
             },
         )
     }
@@ -161,10 +198,7 @@ impl Nvml {
     #[must_use]
     pub fn process_used_bytes(&self, uuid: &str, pid: u32) -> Option<u64> {
         let (_, device) = self.device(uuid).ok()??;
-        let processes = device.running_compute_processes().ok()?;
-        used_bytes(
-            processes.iter().filter(|process| process.pid == pid).map(|process| &process.used_gpu_memory),
-        )
+        held_by(&device, pid)?
     }
 
     /// Where process `pid` uses memory: UUID without prefix, and bytes where the driver keeps a figure.
@@ -176,7 +210,7 @@ impl Nvml {
     /// Processes that use a GPU, by the driver's numbers.
     #[must_use]
     pub fn processes(&self) -> Vec<u32> {
-        let listed = self.gpus().filter_map(|gpu| gpu.running_compute_processes().ok());
+        let listed = self.gpus().filter_map(|gpu| gpu.processes().ok());
         listed.flatten().map(|process| process.pid).collect()
     }
 
@@ -191,47 +225,47 @@ impl Nvml {
     /// Whether process `pid` uses a GPU through the Multi-Process Service. `None` where NVML does not report it.
     #[must_use]
     pub fn is_mps_client(&self, pid: u32) -> Option<bool> {
-        let clients = self.gpus().filter_map(|gpu| gpu.mps_running_compute_processes().ok());
+        let clients = self.gpus().filter_map(|gpu| gpu.mps_processes().ok());
         clients
             .map(|clients| clients.iter().any(|client| client.pid == pid))
             .reduce(|one, other| one || other)
     }
 
-    fn gpus(&self) -> impl Iterator<Item = Device<'_>> {
-        let count = self.0.device_count().unwrap_or(0);
-        (0..count).filter_map(|index| self.0.device_by_index(index).ok())
+    fn gpus(&self) -> impl Iterator<Item = GpuHandle<'_>> {
+        let count = self.0.count().unwrap_or(0);
+        (0..count).filter_map(|index| self.0.by_index(index).ok())
     }
 
     /// Whole GPUs, and the instances of those in MIG mode.
-    fn gpus_and_instances(&self) -> impl Iterator<Item = Device<'_>> {
+    fn gpus_and_instances(&self) -> impl Iterator<Item = GpuHandle<'_>> {
         self.gpus().flat_map(|gpu| {
-            if is_enabled(&gpu.mig_mode().map(|mode| mode.current)) != Some(true) {
+            if is_enabled(&gpu.mig_mode()) != Some(true) {
                 return vec![gpu];
             }
-            let count = gpu.mig_device_count().unwrap_or(0);
-            (0..count).filter_map(|index| gpu.mig_device_by_index(index).ok()).collect()
+            let count = gpu.instances_max().unwrap_or(0);
+            (0..count).filter_map(|index| gpu.instance(index).ok()).collect()
         })
     }
 
-    fn device(&self, uuid: &str) -> Result<Option<(Handle, Device<'_>)>, NvmlError> {
+    fn device(&self, uuid: &str) -> Result<Option<(Handle, GpuHandle<'_>)>, NvmlError> {
         first(PREFIXES.into_iter().map(|(prefix, handle)| {
-            let device = self.0.device_by_uuid(format!("{prefix}{uuid}"));
+            let device = self.0.by_uuid(&format!("{prefix}{uuid}"));
             device.map(|device| (handle, device))
         }))
     }
 }
 
-fn uuid(gpu: &Device<'_>) -> Option<String> {
+fn uuid(gpu: &GpuHandle<'_>) -> Option<String> {
     let uuid = gpu.uuid().ok()?;
     PREFIXES.into_iter().find_map(|(prefix, _)| uuid.strip_prefix(prefix)).map(str::to_owned)
 }
 
 /// `None` unless the process is listed there.
-fn held_by(gpu: &Device<'_>, pid: u32) -> Option<Option<u64>> {
-    let processes = gpu.running_compute_processes().ok()?;
+fn held_by(gpu: &GpuHandle<'_>, pid: u32) -> Option<Option<u64>> {
+    let processes = gpu.processes().ok()?;
     let mut entries = processes.iter().filter(|process| process.pid == pid).peekable();
     entries.peek()?;
-    Some(used_bytes(entries.map(|process| &process.used_gpu_memory)))
+    Some(used_bytes(entries.map(|process| process.used_bytes())))
 }
 
 /// Without a hit, the first error other than "not found".
@@ -241,7 +275,7 @@ fn first<T>(answers: impl Iterator<Item = Result<T, NvmlError>>) -> Result<Optio
         match answer {
             Ok(found) => return Ok(Some(found)),
             // NVML's errors for an unknown or malformed UUID.
-            Err(NvmlError::NotFound | NvmlError::InvalidArg | NvmlError::NulError(_)) => {}
+            Err(NvmlError::Code(NvmlCode::NOT_FOUND | NvmlCode::INVALID_ARGUMENT) | NvmlError::Zero) => {}
             Err(error) => refused = refused.or(Some(error)),
         }
     }
@@ -252,20 +286,16 @@ fn first<T>(answers: impl Iterator<Item = Result<T, NvmlError>>) -> Result<Optio
 fn is_enabled(mode: &Result<u32, NvmlError>) -> Option<bool> {
     match mode {
         Ok(mode) => Some(*mode != 0),
-        Err(NvmlError::NotSupported | NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_)) => {
-            Some(false)
-        }
+        Err(
+            NvmlError::Code(NvmlCode::NOT_SUPPORTED | NvmlCode::FUNCTION_NOT_FOUND) | NvmlError::Symbol(_),
+        ) => Some(false),
         Err(_) => None,
     }
 }
 
 /// Each MIG instance has an entry.
-fn used_bytes<'a>(entries: impl Iterator<Item = &'a UsedGpuMemory>) -> Option<u64> {
-    let known = entries.filter_map(|used| match used {
-        UsedGpuMemory::Used(bytes) if *bytes < u64::MAX => Some(*bytes),
-        _ => None,
-    });
-    known.reduce(u64::saturating_add)
+fn used_bytes(entries: impl Iterator<Item = Option<u64>>) -> Option<u64> {
+    entries.flatten().reduce(u64::saturating_add)
 }
 
 #[cfg(test)]
@@ -298,42 +328,49 @@ mod tests {
 
     #[test]
     fn figures_that_the_driver_does_not_keep_are_none() {
-        use UsedGpuMemory::{Unavailable, Used};
         for (entries, expected) in [
             (&[][..], None),
-            (&[Unavailable], None),
-            (&[Used(u64::MAX)], None),
-            (&[Used(5 << 20)], Some(5 << 20)),
-            (&[Used(0)], Some(0)),
-            (&[Used(1), Unavailable, Used(2)], Some(3)),
-            (&[Used(u64::MAX - 1), Used(u64::MAX - 1)], Some(u64::MAX)),
+            (&[None], None),
+            (&[Some(5 << 20)], Some(5 << 20)),
+            (&[Some(0)], Some(0)),
+            (&[Some(1), None, Some(2)], Some(3)),
+            (&[Some(u64::MAX - 1), Some(u64::MAX - 1)], Some(u64::MAX)),
         ] {
-            assert_eq!(used_bytes(entries.iter()), expected, "{entries:?}");
+            assert_eq!(used_bytes(entries.iter().copied()), expected, "{entries:?}");
         }
     }
 
     #[test]
     fn unknown_differs_from_refused() {
-        use NvmlError::{GpuLost, InvalidArg, NoPermission, NotFound};
-        let found = |answers: [Result<u8, NvmlError>; 2]| first(answers.into_iter());
-        assert!(matches!(found([Ok(1), Ok(2)]), Ok(Some(1))));
-        assert!(matches!(found([Err(NotFound), Ok(2)]), Ok(Some(2))));
-        assert!(matches!(found([Err(NoPermission), Ok(2)]), Ok(Some(2))));
-        assert!(matches!(found([Err(NotFound), Err(InvalidArg)]), Ok(None)));
-        assert!(matches!(found([Err(NoPermission), Err(NotFound)]), Err(NoPermission)));
-        assert!(matches!(found([Err(NotFound), Err(GpuLost)]), Err(GpuLost)));
-        assert!(matches!(found([Err(GpuLost), Err(NoPermission)]), Err(GpuLost)));
+        let refused = |code| Err(NvmlError::Code(code));
+        let (unknown, malformed) = (NvmlCode::NOT_FOUND, NvmlCode::INVALID_ARGUMENT);
+        let (forbidden, lost) = (NvmlCode::NO_PERMISSION, NvmlCode::GPU_IS_LOST);
+        let found = |answers: [Result<u8, NvmlError>; 2]| {
+            first(answers.into_iter()).map_err(|error| match error {
+                NvmlError::Code(code) => code,
+                other => panic!("{other}"),
+            })
+        };
+        assert_eq!(found([Ok(1), Ok(2)]), Ok(Some(1)));
+        assert_eq!(found([refused(unknown), Ok(2)]), Ok(Some(2)));
+        assert_eq!(found([refused(forbidden), Ok(2)]), Ok(Some(2)));
+        assert_eq!(found([refused(unknown), refused(malformed)]), Ok(None));
+        assert_eq!(found([Err(NvmlError::Zero), refused(malformed)]), Ok(None));
+        assert_eq!(found([refused(forbidden), refused(unknown)]), Err(forbidden));
+        assert_eq!(found([refused(unknown), refused(lost)]), Err(lost));
+        assert_eq!(found([refused(lost), refused(forbidden)]), Err(lost));
     }
 
     #[test]
     fn figures_of_a_divided_card_are_marked() {
-        use NvmlError::{FailedToLoadSymbol, NoPermission, NotSupported};
+        let refused = |code| Err(NvmlError::Code(code));
         for (mode, expected) in [
             (Ok(1), Some(true)),
             (Ok(0), Some(false)),
-            (Err(NotSupported), Some(false)),
-            (Err(FailedToLoadSymbol("nvmlDeviceGetMigMode".into())), Some(false)),
-            (Err(NoPermission), None),
+            (refused(NvmlCode::NOT_SUPPORTED), Some(false)),
+            (refused(NvmlCode::FUNCTION_NOT_FOUND), Some(false)),
+            (Err(NvmlError::Symbol("nvmlDeviceGetMigMode".into())), Some(false)),
+            (refused(NvmlCode::NO_PERMISSION), None),
         ] {
             assert_eq!(is_enabled(&mode), expected);
         }
