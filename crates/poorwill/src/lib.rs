@@ -69,6 +69,8 @@ pub use poorwill_core::{
     Verdict, Verify, WakePhases, WakeProgress, WakeReport, WakeRequest, backup, chain, codec, decision,
     digest, driver, hibernation, pool, tag,
 };
+#[cfg(target_os = "linux")]
+pub use poorwill_driver::system::proc;
 
 /// A disk for backups that host memory cannot hold.
 pub mod disk {

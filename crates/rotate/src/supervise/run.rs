@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use poorwill::proc::descriptors_folder;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, getpgrp, kill_process, kill_process_group};
@@ -477,7 +478,7 @@ fn reopened(pid: u32, record: &Record) -> Result<File, String> {
         return Err("its earlier reader still runs".to_owned());
     }
     let is_it = |path: &PathBuf| fs::read_link(path).is_ok_and(|to| to.to_str() == Some(name));
-    let path = [1, 2].map(|nth| PathBuf::from(format!("/proc/{pid}/fd/{nth}"))).into_iter().find(is_it);
+    let path = ["1", "2"].map(|nth| descriptors_folder(pid).join(nth)).into_iter().find(is_it);
     let path = path.ok_or("it writes somewhere else")?;
     let open = || {
         // Opening must not wait for a writer; reading may.

@@ -2,10 +2,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use poorwill::proc;
 use poorwill_rotate::config::{Config, Model};
 use poorwill_rotate::engine::{Inspection, inspect};
 
-use super::super::listening::{Listening, command_of, listening};
+use super::super::listening::{Listening, listening};
 use super::super::runtime;
 use crate::failure::Failure;
 
@@ -37,7 +38,7 @@ struct Holder {
 
 fn holder(listening: &[Listening], port: u16) -> Option<Holder> {
     let pid = listening.iter().find(|one| one.address.port() == port && is_reachable(one.address.ip()))?.pid;
-    Some(Holder { pid, command: command_of(pid) })
+    Some(Holder { pid, command: proc::command(pid) })
 }
 
 fn is_reachable(ip: IpAddr) -> bool {
