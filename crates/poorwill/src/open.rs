@@ -263,7 +263,7 @@ impl Device {
     }
 
     /// Registers this process in a folder, so that it can be taken off the host device: by a
-    /// [`Hibernator`](crate::hibernate::Hibernator) of [`Processes::Host`](crate::hibernate::Processes::Host) in another
+    /// [`Hibernator`](crate::hibernation::Hibernator) of [`Processes::Host`](crate::hibernation::Processes::Host) in another
     /// process. Those that use a GPU need no registration.
     ///
     /// # Errors

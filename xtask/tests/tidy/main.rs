@@ -7,6 +7,7 @@ mod errors;
 mod examples;
 mod lexer;
 mod links;
+mod modules;
 mod prose;
 mod roots;
 mod safety;
@@ -169,6 +170,15 @@ fn a_type_name_has_one_meaning_in_a_crate() {
         let sources =
             files.iter().filter(is_rust).filter(|file| file.path.starts_with(&format!("{folder}/src/")));
         types::collisions(folder, sources.map(|file| (file.path.as_str(), file.text.as_str())))
+    }));
+}
+
+#[test]
+fn public_modules_are_told_apart() {
+    let files = files();
+    expect_none(crates().iter().flat_map(|krate| &krate.roots).flat_map(|root| {
+        let text = &tree::file(&files, root).text;
+        modules::alike(root, text)
     }));
 }
 

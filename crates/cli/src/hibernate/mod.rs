@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use poorwill::hibernate::{
+use poorwill::hibernation::{
     HibernateError, HibernateReport, HibernateRequest, Hibernator, HibernatorOptions, ProcessInspection,
     ProcessState, Processes, Recovered, ResumeReport,
 };

@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use poorwill::hibernate::{HibernateError, Hibernator, HibernatorOptions, LeftSets, Recovered};
+use poorwill::hibernation::{HibernateError, Hibernator, HibernatorOptions, LeftSets, Recovered};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};

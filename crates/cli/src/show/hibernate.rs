@@ -1,6 +1,6 @@
 //! Processes that hibernate, resume, or were found in the journal.
 
-use poorwill::hibernate::{
+use poorwill::hibernation::{
     HibernateReport, HibernatedProcess, ProcessState, Recovered, ResumeReport, ResumedProcess,
 };
 

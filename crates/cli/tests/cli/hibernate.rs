@@ -5,7 +5,7 @@ use std::process::{ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 
-use poorwill::hibernate::ProcessState::{Checkpointed, Failed, Running};
+use poorwill::hibernation::ProcessState::{Checkpointed, Failed, Running};
 use poorwill::hibernation::{CheckpointStep, ProcessState};
 use poorwill_testkit::child::OwnedChild;
 use poorwill_testkit::engine::{HostEngine, run_as_child};

@@ -7,7 +7,7 @@
 //! ```no_run
 //! use std::time::Duration;
 //!
-//! use poorwill::hibernate::{HibernateRequest, Hibernator, HibernatorOptions};
+//! use poorwill::hibernation::{HibernateRequest, Hibernator, HibernatorOptions};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let hibernator = Hibernator::open(&HibernatorOptions::default())?;
@@ -39,7 +39,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use poorwill_core::hibernation::plan::{JournalEntry, ProcessKey, SetPlan, SetProcess};
-use poorwill_core::hibernation::{CheckpointErrorKind, CheckpointStep, Checkpointer};
 use poorwill_driver::cuda::CudaCheckpointer;
 use poorwill_driver::host::HostCheckpointer;
 
@@ -50,9 +49,10 @@ use self::locks::Locks;
 
 pub use self::error::{HibernateError, HostMemorySource};
 pub use self::report::{HibernateReport, HibernatedProcess, ResumeReport, ResumedProcess};
-pub use poorwill_core::hibernation::plan::{LeftProcess, Recovered, Recovery, SetError, SetErrorCause};
+pub use poorwill_core::hibernation::plan::{self, LeftProcess, Recovered, Recovery, SetError, SetErrorCause};
 pub use poorwill_core::hibernation::{
-    CheckpointError, HeldMemory, Obstacle, ProcessInspection, ProcessState,
+    CheckpointError, CheckpointErrorKind, CheckpointStep, Checkpointer, HeldMemory, Obstacle,
+    ProcessInspection, ProcessState,
 };
 
 type Result<T> = std::result::Result<T, HibernateError>;
@@ -60,7 +60,7 @@ type Result<T> = std::result::Result<T, HibernateError>;
 /// Which processes can be named.
 ///
 /// ```
-/// use poorwill::hibernate::Processes;
+/// use poorwill::hibernation::Processes;
 ///
 /// assert_eq!(Processes::default(), Processes::Cuda);
 /// ```
@@ -77,7 +77,7 @@ pub enum Processes {
 /// How a [`Hibernator`] is opened.
 ///
 /// ```
-/// use poorwill::hibernate::{HibernatorOptions, Processes};
+/// use poorwill::hibernation::{HibernatorOptions, Processes};
 ///
 /// let options = HibernatorOptions::of(Processes::Host("/run/engines".into())).remembering_in("/run/journal");
 /// assert!(options.journal.is_some());
@@ -120,7 +120,7 @@ impl HibernatorOptions {
 /// ```
 /// use std::time::Duration;
 ///
-/// use poorwill::hibernate::HibernateRequest;
+/// use poorwill::hibernation::HibernateRequest;
 ///
 /// let request = HibernateRequest::within(Duration::from_secs(1)).limited_to(8 << 30);
 /// assert_eq!(request.host_bytes_max, Some(8 << 30));
@@ -177,7 +177,7 @@ impl Default for HibernateRequest {
 /// Takes sets of processes off their devices and puts them back. Any thread may make any call.
 ///
 /// ```
-/// use poorwill::hibernate::{Hibernator, HibernatorOptions, Processes};
+/// use poorwill::hibernation::{Hibernator, HibernatorOptions, Processes};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let (engines, journal) = (tempfile::tempdir()?, tempfile::tempdir()?);
@@ -200,7 +200,7 @@ pub struct Hibernator {
 /// Sets that callers have left which have ended, for [`Hibernator::recover_sets`].
 ///
 /// ```
-/// use poorwill::hibernate::{Hibernator, HibernatorOptions, Processes};
+/// use poorwill::hibernation::{Hibernator, HibernatorOptions, Processes};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let (engines, journal) = (tempfile::tempdir()?, tempfile::tempdir()?);

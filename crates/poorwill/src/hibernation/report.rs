@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// A set that hibernates.
 ///
 /// ```
-/// use poorwill::hibernate::HibernateReport;
+/// use poorwill::hibernation::HibernateReport;
 ///
 /// let line = r#"{"processes":[{"pid":12,"released_bytes":1039138816,"lock_ms":0.8,"checkpoint_ms":870.0}],
 ///     "host_bytes":1042284544,"total_ms":874.1}"#;
@@ -27,7 +27,7 @@ pub struct HibernateReport {
 /// A process of a set that hibernates.
 ///
 /// ```
-/// use poorwill::hibernate::HibernatedProcess;
+/// use poorwill::hibernation::HibernatedProcess;
 ///
 /// let line = r#"{"pid":12,"released_bytes":null,"lock_ms":0.8,"checkpoint_ms":870.0}"#;
 /// let process: HibernatedProcess = serde_json::from_str(line)?;
@@ -50,7 +50,7 @@ pub struct HibernatedProcess {
 /// A set that runs again.
 ///
 /// ```
-/// use poorwill::hibernate::ResumeReport;
+/// use poorwill::hibernation::ResumeReport;
 ///
 /// let line = r#"{"processes":[{"pid":12,"restore_ms":660.0,"unlock_ms":1.4}],"total_ms":662.0}"#;
 /// let report: ResumeReport = serde_json::from_str(line)?;
@@ -69,7 +69,7 @@ pub struct ResumeReport {
 /// A process of a set that runs again.
 ///
 /// ```
-/// use poorwill::hibernate::ResumedProcess;
+/// use poorwill::hibernation::ResumedProcess;
 ///
 /// let process: ResumedProcess = serde_json::from_str(r#"{"pid":12,"restore_ms":660.0,"unlock_ms":1.4}"#)?;
 /// assert!(process.unlock_ms < process.restore_ms);

@@ -13,7 +13,7 @@ use serde::{Serialize, Serializer};
 /// Why a call of a [`Hibernator`](super::Hibernator) failed. In JSON it has `message`, `kind`, `pid` and `left`.
 ///
 /// ```
-/// use poorwill::hibernate::{HibernateError, HostMemorySource};
+/// use poorwill::hibernation::{HibernateError, HostMemorySource};
 ///
 /// let error = HibernateError::HostMemory {
 ///     needed_bytes: 3 << 30,
@@ -80,7 +80,7 @@ pub enum HibernateError {
 /// What limits host memory.
 ///
 /// ```
-/// assert_eq!(poorwill::hibernate::HostMemorySource::System.to_string(), "the system has left");
+/// assert_eq!(poorwill::hibernation::HostMemorySource::System.to_string(), "the system has left");
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
