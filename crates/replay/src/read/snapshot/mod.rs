@@ -321,11 +321,7 @@ impl<'f, 'v> Building<'f, 'v> {
                     continue;
                 }
                 run = None;
-                let is_asked_for =
-                    matches!(next, Some(Action::SegmentAlloc | Action::SegmentMap | Action::OutOfMemory));
-                let (frames, of_first) = (entries[first].frames, self.place(first));
-                let is_emptied = !is_asked_for || self.frames.empties_cache(frames, of_first)?;
-                if is_emptied && !self.frames.are_own(frames, of_first)? {
+                if self.is_emptied(entries[first].frames, self.place(first), next)? {
                     self.builder.empty_cache();
                     emptied += 1;
                 }
@@ -338,12 +334,8 @@ impl<'f, 'v> Building<'f, 'v> {
             } else if entry.action == Action::OutOfMemory {
                 failures.push((self.builder.len(), entry.bytes));
                 if entry.bytes > 0 {
-                    // It was asked for, and so it is a part of what the load needs.
-                    let stack =
-                        self.frames.stack(entry.frames, &mut self.stacks, &mut self.builder, place)?;
                     let key = REFUSED - u64::try_from(failures.len()).unwrap_or(0);
-                    self.alloc(key, entry.bytes, entry.stream, (0, 0), stack, place)?;
-                    self.builder.free(key).map_err(|error| Fault::new(place, why(&error)))?;
+                    self.ask_in_vain(entry, key, place)?;
                 }
             }
             if let Some(mapped) = &mut mapped {
@@ -359,6 +351,21 @@ impl<'f, 'v> Building<'f, 'v> {
         }
         let mapped_bytes = mapped.map(Mapped::finish).unwrap_or_default();
         Ok(Recorded { settings: String::new(), mapped_bytes, failed: failures.pop() })
+    }
+
+    /// Whether segments that go back, the first with these frames, mean that the cache is emptied.
+    fn is_emptied(&mut self, frames: Value, place: Location, next: Option<Action>) -> Result<bool, Fault> {
+        let is_asked_for =
+            matches!(next, Some(Action::SegmentAlloc | Action::SegmentMap | Action::OutOfMemory));
+        let is_emptied = !is_asked_for || self.frames.empties_cache(frames, place)?;
+        Ok(is_emptied && !self.frames.are_own(frames, place)?)
+    }
+
+    /// It was asked for, and so it is a part of what the load needs.
+    fn ask_in_vain(&mut self, entry: &Entry, key: u64, place: Location) -> Result<(), Fault> {
+        let stack = self.frames.stack(entry.frames, &mut self.stacks, &mut self.builder, place)?;
+        self.alloc(key, entry.bytes, entry.stream, (0, 0), stack, place)?;
+        self.builder.free(key).map_err(|error| Fault::new(place, why(&error)))
     }
 
     /// As many of them at most, and only what has begun by then.
