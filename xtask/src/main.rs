@@ -8,6 +8,7 @@
 mod bench;
 mod book;
 mod clients;
+mod console;
 mod dist;
 mod guard;
 mod lint;

@@ -35,6 +35,8 @@ mod arena;
 pub mod budget;
 #[cfg(unix)]
 pub mod checkpoint;
+#[cfg(target_os = "linux")]
+mod deferred;
 mod device;
 #[cfg(unix)]
 pub mod doctor;
@@ -54,6 +56,7 @@ mod private_folder;
 pub mod ranks;
 #[cfg(unix)]
 mod reader;
+mod unknown_budget;
 
 pub use arena::{Arena, Config};
 pub use device::{DeviceSpec, HOST_CAPACITY_BYTES_DEFAULT, ParseDeviceError};

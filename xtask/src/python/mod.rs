@@ -15,16 +15,13 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use self::environment::{Environment, Tools, Unready, Venv, is_ci};
+use self::package::{PACKAGE, SOURCES};
 use crate::steps::{Failure, Step, note, say};
 use crate::test::build::{Built, build};
 use crate::test::{self, EFFORT, GPU_IS_HERE, Tally, Tier, jobs, stuck_after};
 use crate::vllm::{self, Which};
 
-pub(crate) const PACKAGE: &str = "crates/python";
 const TESTS: &str = "crates/python/tests";
-pub(crate) const SOURCES: &str = "crates/python/python/poorwill";
-
-const MODULE: &str = "poorwill";
 const SETTINGS: &str = "crates/python/pyproject.toml";
 
 /// Scripts elsewhere, in the package's style.

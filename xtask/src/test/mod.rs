@@ -37,6 +37,7 @@ pub(crate) use self::tally::Tally;
 
 use self::build::{Built, Program, build};
 use self::logs::Logs;
+pub(crate) use self::runner::EFFORT;
 use self::runner::{DEVICE, Results, Test};
 use self::seen::Seen;
 use crate::bench::peer_packages;
@@ -60,8 +61,6 @@ pub(crate) enum Tier {
 /// No step takes this long with the usual effort, even on a slow machine.
 const STUCK_AFTER: Duration = Duration::from_secs(60 * 60);
 
-/// The effort of random tests; `poorwill_testkit::effort` reads it.
-pub(crate) const EFFORT: &str = "POORWILL_EFFORT";
 const EFFORTS: [&str; 3] = ["quick", "usual", "long"];
 
 /// Name of the programs whose tests may differ between devices.

@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 
 /// Where a number means the same process: one start of the system, and one container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Place {
+pub(super) struct PidScope {
     pub(super) boot: String,
     /// The namespace of process numbers.
     pub(super) namespace: String,
 }
 
-impl Place {
+impl PidScope {
     /// `None` values of the system are empty, and equal.
     pub(super) fn here() -> Self {
         Self { boot: proc::boot(), namespace: proc::namespace() }
@@ -37,6 +37,6 @@ mod tests {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         child.wait().unwrap();
         assert_eq!(key_of(child.id()), None);
-        assert_eq!(Place::here(), Place::here());
+        assert_eq!(PidScope::here(), PidScope::here());
     }
 }

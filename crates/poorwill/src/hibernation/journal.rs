@@ -19,10 +19,10 @@ use poorwill_core::hibernation::plan::{Journal, JournalEntry, JournalError, Proc
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 
-use super::Processes;
 use super::error::HibernateError;
-use super::identity::Place;
+use super::identity::PidScope;
 use super::locks::Locks;
+use super::processes::Processes;
 use crate::private_folder;
 
 const EXTENSION: &str = "set";
@@ -35,21 +35,21 @@ pub(super) struct JournalFolder {
     folder: PathBuf,
     /// The processes that its caller can name.
     of: String,
-    place: Place,
+    place: PidScope,
     set_aside: Mutex<Vec<PathBuf>>,
 }
 
 /// Of any version's entry.
 #[derive(Debug, Deserialize)]
 struct Placed {
-    place: Place,
+    place: PidScope,
 }
 
 /// What is in a file.
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
     of: String,
-    place: Place,
+    place: PidScope,
     #[serde(flatten)]
     entry: JournalEntry,
 }
@@ -73,7 +73,7 @@ impl JournalFolder {
             Processes::Host(folder) => format!("host:{}", absolute(folder).display()),
         };
         let journal =
-            Self { folder: absolute(&folder), of, place: Place::here(), set_aside: Mutex::default() };
+            Self { folder: absolute(&folder), of, place: PidScope::here(), set_aside: Mutex::default() };
         journal.check_writable().map_err(|source| HibernateError::Journal {
             action: "write into the folder",
             path: folder,

@@ -30,6 +30,7 @@ mod host_memory;
 mod identity;
 mod journal;
 mod locks;
+mod processes;
 mod report;
 
 use std::panic::resume_unwind;
@@ -48,6 +49,7 @@ use self::journal::JournalFolder;
 use self::locks::Locks;
 
 pub use self::error::{HibernateError, HostMemorySource};
+pub use self::processes::Processes;
 pub use self::report::{HibernateReport, HibernatedProcess, ResumeReport, ResumedProcess};
 pub use poorwill_core::hibernation::plan::{self, LeftProcess, Recovered, Recovery, SetError, SetErrorCause};
 pub use poorwill_core::hibernation::{
@@ -56,23 +58,6 @@ pub use poorwill_core::hibernation::{
 };
 
 type Result<T> = std::result::Result<T, HibernateError>;
-
-/// Which processes can be named.
-///
-/// ```
-/// use poorwill::hibernation::Processes;
-///
-/// assert_eq!(Processes::default(), Processes::Cuda);
-/// ```
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Processes {
-    /// Those that use NVIDIA's GPUs.
-    #[default]
-    Cuda,
-    /// Those that use the host device and are registered in this folder.
-    Host(PathBuf),
-}
 
 /// How a [`Hibernator`] is opened.
 ///

@@ -8,7 +8,9 @@ use super::addresses::Map;
 use super::claims::{self, Shelf};
 use super::frames::Frames;
 use super::holders::{self, Holders, Owners};
-use super::{PageOptions, ceiling, chosen, curves, looks};
+use super::looks::{ceiling, looks};
+use super::options::PageOptions;
+use super::{chosen, curves};
 use crate::replay::{ReplayError, Run, moments};
 use crate::trace::Trace;
 

@@ -5,8 +5,8 @@
 //! - Nothing is run. An opcode that names code, or that calls it, is an error.
 //! - No bytes make it panic, recurse or loop. It takes at most about 20 bytes for each byte of the file.
 
+use super::fault::{DUMP, Fault, Location};
 use super::value::{Arena, Sequence, Value};
-use super::{DUMP, Fault, Location};
 
 const PROTOCOL_MAX: u8 = 5;
 

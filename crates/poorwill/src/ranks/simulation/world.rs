@@ -8,7 +8,7 @@ use poorwill_core::{Decision, DecisionError, Verdict};
 use serde_json::Value;
 
 use super::super::protocol::{Coordinator, GroupOp, Heard, Next, Participant, RankState, Refusal};
-use super::super::rank::Outcome;
+use super::super::rank::RankOutcome;
 use super::register::SimulatedRegister;
 
 /// In virtual milliseconds.
@@ -440,7 +440,7 @@ impl World {
             let words = refusal.to_string();
             seen.count(if words.contains("busy") { "busy" } else { "late" }.into());
             let heard = match refusal {
-                Refusal::Late(Verdict::Undo) => Heard::Ended(Outcome::Undone { why: words }),
+                Refusal::Late(Verdict::Undo) => Heard::Ended(RankOutcome::Undone { why: words }),
                 _ => Heard::Refused(words),
             };
             return self.say(rank, round, heard, seen);
@@ -455,7 +455,7 @@ impl World {
         let round = self.ranks[rank].round;
         if !is_able {
             let _ = self.coordinators[round].register.decide(Verdict::Undo);
-            let outcome = Outcome::Failed { why: "no memory".into() };
+            let outcome = RankOutcome::Failed { why: "no memory".into() };
             self.ranks[rank].participant.end(outcome.clone());
             if self.ranks[rank].asked.remove(&round) {
                 self.say(rank, round, Heard::Ended(outcome), seen);
@@ -483,9 +483,9 @@ impl World {
         let (fate, outcome) = match verdict {
             Verdict::Commit => {
                 own.is_asleep = op == GroupOp::Sleep;
-                (Fate::Through, Outcome::Done { report: Value::Null })
+                (Fate::Through, RankOutcome::Done { report: Value::Null })
             }
-            Verdict::Undo => (Fate::Undone, Outcome::Undone { why: "undone".into() }),
+            Verdict::Undo => (Fate::Undone, RankOutcome::Undone { why: "undone".into() }),
         };
         own.fates.insert(round, fate);
         own.participant.end(outcome.clone());

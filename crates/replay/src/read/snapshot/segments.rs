@@ -4,37 +4,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::History;
 use super::events::{Action, Entry};
+use super::history::{Area, History, Live};
 use super::view::{Keys, View};
+use crate::read::fault::{Fault, Location};
 use crate::read::value::Value;
-use crate::read::{Fault, Location};
-
-/// Addresses of one pool.
-#[derive(Debug)]
-pub(super) struct Area {
-    address: u64,
-    pub(super) bytes: u64,
-    pool: (u64, u64),
-    is_expandable: bool,
-    /// The first entry that can be about it.
-    since: usize,
-}
-
-/// A block that lives at the end.
-#[derive(Debug)]
-pub(super) struct Live {
-    pub(super) address: u64,
-    pub(super) bytes: u64,
-    pub(super) stream: u64,
-    pub(super) frames: Value,
-    /// Otherwise its free waits for a stream.
-    pub(super) is_allocated: bool,
-    pub(super) place: Location,
-}
 
 /// Where blocks lie.
-struct Segment {
+struct SegmentRange {
     address: u64,
     bytes: u64,
     stream: u64,
@@ -73,7 +50,7 @@ pub(super) fn read(
             is_expandable: is_expandable == Value::Bool(true),
             since: 0,
         });
-        let segment = Segment { address, bytes, stream: view.stream(stream), place };
+        let segment = SegmentRange { address, bytes, stream: view.stream(stream), place };
         segment.read(view, blocks, &block_keys, &mut history.live)?;
     }
     for history in devices.values_mut() {
@@ -87,7 +64,7 @@ pub(super) fn read(
     Ok(())
 }
 
-impl Segment {
+impl SegmentRange {
     /// Adds the blocks that live.
     fn read(
         &self,
@@ -105,7 +82,7 @@ impl Segment {
             let end = at.checked_add(size).filter(|_| at >= address);
             let end = end.filter(|end| end.checked_sub(address).is_some_and(|len| len <= bytes));
             next = end.ok_or_else(|| Fault::new(place, format!("its block at {at:#x} is outside of it")))?;
-            let is_allocated = match view.arena.as_text(state) {
+            let is_allocated = match view.arena().as_text(state) {
                 Some("active_allocated") => true,
                 Some("active_awaiting_free" | "active_pending_free") => false,
                 Some("inactive") => continue,
@@ -114,7 +91,7 @@ impl Segment {
                     return Err(Fault::new(place, what));
                 }
             };
-            let requested = view.arena.as_unsigned(requested).filter(|bytes| *bytes > 0).unwrap_or(size);
+            let requested = view.arena().as_unsigned(requested).filter(|bytes| *bytes > 0).unwrap_or(size);
             live.push(Live { address: at, bytes: requested, stream, frames, is_allocated, place });
         }
         Ok(())

@@ -5,11 +5,10 @@ use std::fmt;
 use std::mem;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::open::Device;
+pub(crate) type Kept = Box<dyn Any + Send + Sync>;
 
-type Kept = Box<dyn Any + Send + Sync>;
-
-/// Keeps what it could not wait for, such as after a fatal device error; leaks it on drop.
+/// Keeps what it could not wait for, such as after a fatal device error; leaks it on drop. What waits returns
+/// whether the device has done its work.
 #[derive(Default)]
 pub(crate) struct DeferredFree(Mutex<Vec<Kept>>);
 
@@ -25,23 +24,23 @@ impl DeferredFree {
     }
 
     /// Frees after the device's present work: now, or in a later call if waiting fails.
-    pub(crate) fn free(&self, device: &Device, kept: Kept) {
+    pub(crate) fn free(&self, wait: impl FnOnce() -> bool, kept: Kept) {
         // Outside the lock, so that other threads see an empty list and do not wait.
         let mut held = mem::take(&mut *self.lock());
         held.push(kept);
-        self.free_all(device, held);
+        self.free_all(wait, held);
     }
 
-    pub(crate) fn free_deferred(&self, device: &Device) {
+    pub(crate) fn free_deferred(&self, wait: impl FnOnce() -> bool) {
         let held = mem::take(&mut *self.lock());
         if !held.is_empty() {
-            self.free_all(device, held);
+            self.free_all(wait, held);
         }
     }
 
     /// Takes what was held before the wait: later memory may be used by later work.
-    fn free_all(&self, device: &Device, held: Vec<Kept>) {
-        if device.wait_for_all_work().is_err() {
+    fn free_all(&self, wait: impl FnOnce() -> bool, held: Vec<Kept>) {
+        if !wait() {
             self.lock().extend(held);
         }
     }
