@@ -298,10 +298,10 @@ impl SleepRun<'_> {
                 self.report.stored_ratio = ratio(cycle.sleep.stored_bytes, cycle.sleep.copied_bytes);
             }
             CycleKind::Prepared => {
-                (self.report.prepared_sleep_s, self.report.copied_bytes.prepared) = (sleep_s, copied)
+                (self.report.prepared_sleep_s, self.report.copied_bytes.prepared) = (sleep_s, copied);
             }
             CycleKind::Changed => {
-                (self.report.changed_sleep_s, self.report.copied_bytes.changed) = (sleep_s, copied)
+                (self.report.changed_sleep_s, self.report.copied_bytes.changed) = (sleep_s, copied);
             }
             CycleKind::Clean => {
                 self.report.clean_cycles = cycle.number;
