@@ -1,14 +1,18 @@
 //! The configuration: models, engines, and the limits of both listeners.
 //!
-//! [`Config::read`] reads one TOML file and checks all of it. The first mistake is an error that says where it is and
-//! what would be right, with an excerpt of the file. API keys are never in the file, only where they are stored.
+//! [`Config::read`] reads one TOML file and checks all of it. Every wrong value is reported at once: where it is and what
+//! would be right, with an excerpt of the file. Of what cannot be read, unknown keys included, the first is reported. API keys
+//! are never in the file, only where they are stored.
 
 mod addresses;
 mod calls;
 mod fleet;
+mod hibernate;
 mod keys;
 mod macros;
 mod masked;
+mod mistakes;
+mod model;
 mod names;
 mod parameters;
 mod place;
@@ -16,9 +20,10 @@ mod raw;
 mod router;
 mod tls;
 mod traces;
+mod urls;
 mod values;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
 use std::net::SocketAddr;
@@ -35,8 +40,9 @@ pub use self::place::Place;
 pub use self::router::RouterConfig;
 pub use self::traces::TraceExport;
 
-pub(crate) use self::raw::check_url;
+use self::mistakes::Mistakes;
 use self::raw::{File, Secret};
+pub(crate) use self::urls::check_url;
 use crate::policy::Rules;
 use poorwill_fleet::tls::ServerFiles;
 use serde::Deserialize as _;
@@ -285,28 +291,68 @@ pub enum ConfigError {
         /// The key, or else the section; `None` if the file has neither.
         place: Option<Place>,
     },
+    /// Several values are invalid, in the order of the file.
+    #[error("{}", lines(.0))]
+    Several(Vec<ConfigError>),
 }
 
 impl ConfigError {
-    /// Where the mistake is.
+    /// Where the mistake is, or the first one.
     #[must_use]
     pub fn place(&self) -> Option<&Place> {
         match self {
             Self::Read { .. } => None,
             Self::Syntax { place, .. } | Self::Invalid { place, .. } => place.as_ref(),
+            Self::Several(all) => all.first()?.place(),
         }
     }
 
-    fn placed(self, text: &str, secret: Secret<'_>) -> Self {
+    /// Each mistake.
+    #[must_use]
+    pub fn mistakes(&self) -> &[Self] {
         match self {
+            Self::Several(all) => all,
+            one => std::slice::from_ref(one),
+        }
+    }
+
+    /// Adds the places, and brings them in order. A rule of every model may be a mistake of each.
+    fn placed(self, text: &str, secret: Secret<'_>) -> Self {
+        let file = macros::parsed(text, secret).ok();
+        let placed = |error| match error {
             Self::Invalid { section, reason, place: None } => {
-                let file = macros::parsed(text, secret).ok();
+                let file = file.as_ref();
                 let place = file.and_then(|file| Place::of_reason(text, file.get_ref(), &section, &reason));
                 Self::Invalid { section, reason, place }
             }
             other => other,
+        };
+        let Self::Several(all) = self else { return placed(self) };
+        let mut all: Vec<Self> = all.into_iter().map(placed).collect();
+        all.sort_by_key(|error| error.place().map_or((usize::MAX, 0), |place| (place.line, place.column)));
+        let mut reported = BTreeSet::new();
+        all.retain(|error| match error {
+            Self::Invalid { reason, place: Some(place), .. } => {
+                reported.insert((place.line, place.column, reason.clone()))
+            }
+            _ => true,
+        });
+        Self::of_all(all)
+    }
+
+    fn of_all(mut all: Vec<Self>) -> Self {
+        match all.pop() {
+            Some(only) if all.is_empty() => only,
+            last => {
+                all.extend(last);
+                Self::Several(all)
+            }
         }
     }
+}
+
+fn lines(all: &[ConfigError]) -> String {
+    all.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
 fn at(place: Option<&Place>) -> String {
@@ -317,7 +363,7 @@ impl Config {
     /// Reads a file.
     ///
     /// # Errors
-    /// What is wrong first; see [`ConfigError`].
+    /// What is wrong; see [`ConfigError`].
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.to_path_buf(), source })?;
@@ -331,12 +377,9 @@ impl Config {
     pub fn parse(text: &str, secret: &dyn Fn(&str) -> Result<String, String>) -> Result<Self, ConfigError> {
         let table = toml::Deserializer::from(macros::parsed(text, secret)?);
         let file = File::deserialize(table).map_err(|error| values::explained(text, &error))?;
-        let checked = file.checked(secret).and_then(|config| {
-            config.check_names()?;
-            config.check_addresses()?;
-            Ok(config)
-        });
-        checked.map_err(|error| error.placed(text, secret))
+        let mut mistakes = Mistakes::default();
+        let config = file.checked(secret, &mut mistakes);
+        mistakes.none_or(Some(config)).map_err(|error| error.placed(text, secret))
     }
 }
 

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Number, Value};
 
+use super::mistakes::SectionMistakes;
+
 /// Clients read answers by these, so they stay as the client wrote them.
 const KEPT: [&str; 2] = ["model", "stream"];
 
@@ -17,19 +19,21 @@ pub struct Parameters {
 }
 
 impl Parameters {
-    pub(super) fn checked(set: toml::Table, strip: Vec<String>) -> Result<Self, String> {
-        let set = fields("parameters", set)?;
+    pub(super) fn checked(set: toml::Table, strip: Vec<String>, mistakes: &mut SectionMistakes<'_>) -> Self {
+        let set = fields("parameters", set, mistakes);
         let mut all = BTreeSet::new();
         for field in strip {
-            check_field("strip", &field)?;
-            if set.contains_key(&field) {
-                return Err(format!("strip removes `{field}`, and parameters set it; leave out one of them"));
+            if let Err(reason) = check_field("strip", &field) {
+                mistakes.add(reason);
+                continue;
             }
-            if !all.insert(field.clone()) {
-                return Err(format!("strip has `{field}` twice"));
-            }
+            let is_set = set.contains_key(&field);
+            let reason = format!("strip removes `{field}`, and parameters set it; leave out one of them");
+            mistakes.add_if(is_set, reason);
+            let reason = format!("strip has `{field}` twice");
+            mistakes.add_if(!all.insert(field), reason);
         }
-        Ok(Self { set, strip: all })
+        Self { set, strip: all }
     }
 
     /// Whether bodies stay as they are.
@@ -52,13 +56,17 @@ impl Parameters {
 }
 
 /// `section` is for errors.
-pub(super) fn fields(section: &str, table: toml::Table) -> Result<Map<String, Value>, String> {
+pub(super) fn fields(
+    section: &str,
+    table: toml::Table,
+    mistakes: &mut SectionMistakes<'_>,
+) -> Map<String, Value> {
     let checked = |(field, value): (String, toml::Value)| {
-        check_field(section, &field)?;
-        let value = json_of(value).map_err(|reason| format!("{section}: `{field}` {reason}"))?;
-        Ok((field, value))
+        let value = check_field(section, &field)
+            .and_then(|()| json_of(value).map_err(|reason| format!("{section}: `{field}` {reason}")));
+        Some((field, mistakes.right(value)?))
     };
-    table.into_iter().map(checked).collect()
+    table.into_iter().filter_map(checked).collect()
 }
 
 fn check_field(section: &str, field: &str) -> Result<(), String> {
