@@ -12,11 +12,11 @@ use crate::steps::{Failure, Step};
 pub(crate) struct Bench {
     pub(crate) name: &'static str,
     package: &'static str,
-    kind: Kind,
+    kind: BenchKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum BenchKind {
     /// A bench target of the package, under the benchmark's name.
     Target,
     /// The only program of a package that compiles a peer.
@@ -24,13 +24,13 @@ enum Kind {
 }
 
 pub(crate) const BENCHES: [Bench; 2] = [
-    Bench { name: "alloc", package: "poorwill-bench-alloc", kind: Kind::Program },
-    Bench { name: "wake", package: "poorwill-bench", kind: Kind::Target },
+    Bench { name: "alloc", package: "poorwill-bench-alloc", kind: BenchKind::Program },
+    Bench { name: "wake", package: "poorwill-bench", kind: BenchKind::Target },
 ];
 
 /// Packages that are compiled only when named.
 pub(crate) fn peer_packages() -> impl Iterator<Item = &'static str> {
-    BENCHES.into_iter().filter(|bench| bench.kind == Kind::Program).map(|bench| bench.package)
+    BENCHES.into_iter().filter(|bench| bench.kind == BenchKind::Program).map(|bench| bench.package)
 }
 
 impl Bench {
@@ -40,10 +40,12 @@ impl Bench {
 
     pub(crate) fn run(self, args: &[OsString]) -> Result<(), Failure> {
         let words: &[&str] = match self.kind {
-            Kind::Target => {
+            BenchKind::Target => {
                 &["bench", "--quiet", "--locked", "--package", self.package, "--bench", self.name, "--"]
             }
-            Kind::Program => &["run", "--quiet", "--release", "--locked", "--package", self.package, "--"],
+            BenchKind::Program => {
+                &["run", "--quiet", "--release", "--locked", "--package", self.package, "--"]
+            }
         };
         let command = words.iter().map(OsString::from).chain(args.iter().cloned());
         Step::cargo(command).run().map(drop)

@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
-use crate::steps::note;
+use crate::console::note;
 
 /// Reads `+ GROUP` for a new group, `- GROUP` for one that has ended, and `x GROUP` for one to kill.
 const SCRIPT: &str = r#"

@@ -8,6 +8,7 @@
 mod bench;
 mod book;
 mod clients;
+mod console;
 mod dist;
 mod guard;
 mod lint;
@@ -62,7 +63,7 @@ Commands:
                   all that can be checked before a release: the crates' packages, the wheels, the book; and what is
                   to be done by hand
   picture         draw docs/images again from a load measured now
-  ptx             write the GPU's kernel for digests again
+  ptx             compile the GPU's kernels again, which are written in CUDA C (50 MB to fetch, once)
   lint            formatting, clippy, documentation, a check for aarch64, and the style of the Python
 
 Options:
@@ -151,63 +152,85 @@ impl Request {
         if wants_help(command) || command == "help" || rest.first().is_some_and(wants_help) {
             return Ok(Request::Help);
         }
-        match (command.to_str(), rest) {
-            (Some("test"), []) => Ok(Request::Test(Tier::Quick)),
-            (Some("test"), [tier]) if tier == "--full" => Ok(Request::Test(Tier::Full)),
-            (Some("test"), [tier]) if tier == "--rest" => Ok(Request::Test(Tier::Rest)),
-            (Some("test"), [repeat, times]) if repeat == "--repeat" => {
-                let times = times.to_str().and_then(|times| times.parse::<NonZero<u32>>().ok());
-                times
-                    .filter(|times| times.get() <= MOST_TIMES)
-                    .map(Request::Repeat)
-                    .ok_or(UsageError::NoTimes)
+        let command = command.to_str().ok_or_else(|| UsageError::UnknownCommand(command.clone()))?;
+        match command {
+            "test" => Self::parse_test(rest),
+            "python" => Self::parse_python(rest),
+            "bench" => Self::parse_bench(rest),
+            "release" if matches!(rest, [dry] if dry == "--dry-run") => Ok(Request::Release),
+            "release" => Err(UsageError::NotDry),
+            _ => {
+                let request =
+                    Self::plain(command).ok_or_else(|| UsageError::UnknownCommand(command.into()))?;
+                match rest.first() {
+                    Some(argument) => Err(UsageError::Unexpected(argument.clone())),
+                    None => Ok(request),
+                }
             }
-            (Some("test"), [repeat]) if repeat == "--repeat" => Err(UsageError::NoTimes),
-            (Some("test"), [dashes]) if dashes == "--" => Ok(Request::Test(Tier::Quick)),
-            (Some("test"), [dashes, cargo_args @ ..]) if dashes == "--" => {
+        }
+    }
+
+    /// Commands that take no arguments.
+    fn plain(command: &str) -> Option<Request> {
+        Some(match command {
+            "dist" => Request::Dist,
+            "licenses" => Request::Licenses,
+            "vllm" => Request::Vllm,
+            "clients" => Request::Clients,
+            "lint" => Request::Lint,
+            "book" => Request::Book,
+            "picture" => Request::Picture,
+            "ptx" => Request::Ptx,
+            _ => return None,
+        })
+    }
+
+    fn parse_test(rest: &[OsString]) -> Result<Request, UsageError> {
+        match rest {
+            [] => Ok(Request::Test(Tier::Quick)),
+            [tier] if tier == "--full" => Ok(Request::Test(Tier::Full)),
+            [tier] if tier == "--rest" => Ok(Request::Test(Tier::Rest)),
+            [repeat, times] if repeat == "--repeat" => {
+                let times = times.to_str().and_then(|times| times.parse::<NonZero<u32>>().ok());
+                let times = times.filter(|times| times.get() <= MOST_TIMES);
+                times.map(Request::Repeat).ok_or(UsageError::NoTimes)
+            }
+            [repeat] if repeat == "--repeat" => Err(UsageError::NoTimes),
+            [dashes] if dashes == "--" => Ok(Request::Test(Tier::Quick)),
+            [dashes, cargo_args @ ..] if dashes == "--" => {
                 Ok(Request::Chosen { cargo_args: cargo_args.to_vec() })
             }
-            (Some("test"), [tier, other]) if is_tier(tier) && is_tier(other) => {
+            [tier, other] if is_tier(tier) && is_tier(other) => {
                 Err(UsageError::TwoTiers(tier.clone(), other.clone()))
             }
-            (Some("test"), [repeat, times, argument, ..]) if repeat == "--repeat" => {
+            [repeat, times, argument, ..] if repeat == "--repeat" => {
                 let tier = format!("--repeat {}", times.display()).into();
                 Err(UsageError::AfterTier { tier, argument: argument.clone() })
             }
-            (Some("test"), [tier, argument, ..]) if is_tier(tier) => {
+            [tier, argument, ..] if is_tier(tier) => {
                 Err(UsageError::AfterTier { tier: tier.clone(), argument: argument.clone() })
             }
-            (Some("test"), [tier, ..]) if tier.to_string_lossy().starts_with("--") => {
+            [tier, ..] if tier.to_string_lossy().starts_with("--") => {
                 Err(UsageError::UnknownTier(tier.clone()))
             }
-            (Some("python"), []) => Ok(Request::Python { pytest_args: Vec::new() }),
-            (Some("python"), [dashes, pytest_args @ ..]) if dashes == "--" => {
+            [argument, ..] => Err(UsageError::before_dashes("test", argument)),
+        }
+    }
+
+    fn parse_python(rest: &[OsString]) -> Result<Request, UsageError> {
+        match rest {
+            [] => Ok(Request::Python { pytest_args: Vec::new() }),
+            [dashes, pytest_args @ ..] if dashes == "--" => {
                 Ok(Request::Python { pytest_args: pytest_args.to_vec() })
             }
-            (Some(name @ ("test" | "python")), [argument, ..]) => {
-                Err(UsageError::BeforeDashes { command: name.to_owned(), argument: argument.clone() })
-            }
-            (Some("bench"), []) => Err(UsageError::NoBench),
-            (Some("bench"), [name, args @ ..]) => match Bench::named(name) {
-                Some(bench) => Ok(Request::Bench { bench, args: args.to_vec() }),
-                None => Err(UsageError::UnknownBench(name.clone())),
-            },
-            (Some("dist"), []) => Ok(Request::Dist),
-            (Some("licenses"), []) => Ok(Request::Licenses),
-            (Some("vllm"), []) => Ok(Request::Vllm),
-            (Some("clients"), []) => Ok(Request::Clients),
-            (Some("lint"), []) => Ok(Request::Lint),
-            (Some("book"), []) => Ok(Request::Book),
-            (Some("release"), [dry]) if dry == "--dry-run" => Ok(Request::Release),
-            (Some("release"), _) => Err(UsageError::NotDry),
-            (Some("picture"), []) => Ok(Request::Picture),
-            (Some("ptx"), []) => Ok(Request::Ptx),
-            (
-                Some("dist" | "licenses" | "vllm" | "clients" | "lint" | "book" | "picture" | "ptx"),
-                [argument, ..],
-            ) => Err(UsageError::Unexpected(argument.clone())),
-            _ => Err(UsageError::UnknownCommand(command.clone())),
+            [argument, ..] => Err(UsageError::before_dashes("python", argument)),
         }
+    }
+
+    fn parse_bench(rest: &[OsString]) -> Result<Request, UsageError> {
+        let Some((name, args)) = rest.split_first() else { return Err(UsageError::NoBench) };
+        let bench = Bench::named(name).ok_or_else(|| UsageError::UnknownBench(name.clone()))?;
+        Ok(Request::Bench { bench, args: args.to_vec() })
     }
 }
 
@@ -228,6 +251,12 @@ enum UsageError {
     NotDry,
     NoBench,
     UnknownBench(OsString),
+}
+
+impl UsageError {
+    fn before_dashes(command: &str, argument: &OsString) -> Self {
+        Self::BeforeDashes { command: command.to_owned(), argument: argument.clone() }
+    }
 }
 
 impl fmt::Display for UsageError {

@@ -11,6 +11,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+pub(crate) use crate::console::{note, say};
 use crate::guard::Guard;
 
 /// Variables that change which modules Python finds, or pytest's options.
@@ -227,16 +228,6 @@ impl fmt::Display for Failure {
             Failure::Content { path, problem } => write!(f, "{}: {problem}", path.display()),
         }
     }
-}
-
-/// Prints a line of the result. A closed pipe is the reader's choice, not our failure.
-pub(crate) fn say(line: &str) {
-    let _ = writeln!(io::stdout(), "{line}");
-}
-
-/// Prints a line of progress, beside cargo's own.
-pub(crate) fn note(line: &str) {
-    let _ = writeln!(io::stderr(), "{line}");
 }
 
 /// The workspace that cargo runs us for. Checkouts that share a target folder share this program, so the path at

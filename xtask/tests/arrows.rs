@@ -1,5 +1,7 @@
 //! The arrows between the crates: `core ← driver ← poorwill ← {python, bench, preload, replay, rotate}`, with `cli` upon
-//! `poorwill`, `bench`, `replay`, `rotate` and `mock-engine`, and the testkit for tests only. `triton` stands by itself, for `python`, and so does `fleet`, for `rotate`. What measures is for
+//! `poorwill`, `bench`, `replay`, `rotate`, `router` and `mock-engine`, and the testkit for tests only. `triton` stands
+//! by itself, for `python`. What serves is `net ← {front, fleet} ← {rotate, router}`: a proxy compiles no etcd, a router
+//! neither the service nor its policy, and `rotation-policy` knows none of them. What measures is for
 //! the command and for tests: neither the library nor the Python package nor the service depends on it. Benchmarks that
 //! compile a peer stand beside the house: nothing stands on them, and nobody compiles them by accident. The fake libcuda
 //! stands on the driver's host device, and only the testkit on it; the mock engine is a process of that device; the fake NVML knows sizes and nothing else.
@@ -7,32 +9,45 @@
 //! Each crate names in the table below what it may stand on. Tests may use the testkit, the driver, what measures and
 //! the fakes besides.
 
+use std::collections::BTreeSet;
+
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 
 /// Which crates of the workspace a crate may depend on, normally and for its build.
 const ARROWS: &[(&str, &[&str])] = &[
     ("poorwill-core", &[]),
     ("poorwill-triton", &[]),
-    ("poorwill-fleet", &[]),
+    ("poorwill-net", &[]),
+    ("poorwill-rotation-policy", &[]),
+    ("poorwill-fleet", &["poorwill-net"]),
+    ("poorwill-front", &["poorwill-core", "poorwill-net"]),
+    ("poorwill-router", &["poorwill-core", "poorwill-fleet", "poorwill-front", "poorwill-net"]),
     ("poorwill-driver", &["poorwill-core"]),
     ("poorwill-fake-libcuda", &["poorwill-core", "poorwill-driver"]),
     ("poorwill-fake-nvml", &["poorwill-core"]),
     ("poorwill", &["poorwill-core", "poorwill-driver"]),
     ("poorwill-bench", &["poorwill", "poorwill-driver"]),
+    ("poorwill-local", &["poorwill", "poorwill-bench"]),
     ("poorwill-preload", &["poorwill"]),
     ("poorwill-python", &["poorwill", "poorwill-triton"]),
     ("poorwill-replay", &["poorwill"]),
-    ("poorwill-rotate", &["poorwill", "poorwill-fleet"]),
-    ("poorwill-mock-engine", &["poorwill", "poorwill-driver", "poorwill-rotate"]),
+    (
+        "poorwill-rotate",
+        &["poorwill", "poorwill-fleet", "poorwill-front", "poorwill-net", "poorwill-rotation-policy"],
+    ),
+    ("poorwill-mock-engine", &["poorwill", "poorwill-driver", "poorwill-net"]),
     (
         "poorwill-cli",
         &[
             "poorwill",
             "poorwill-bench",
             "poorwill-fleet",
+            "poorwill-local",
             "poorwill-mock-engine",
+            "poorwill-net",
             "poorwill-replay",
             "poorwill-rotate",
+            "poorwill-router",
         ],
     ),
     ("poorwill-testkit", &["poorwill-core", "poorwill-driver", "poorwill-fake-libcuda"]),
@@ -68,6 +83,82 @@ fn benchmarks_are_built_by_name_only() {
     for package in metadata.workspace_packages().iter().filter(|package| package.name.starts_with(BENCH)) {
         assert_eq!(package.publish.as_deref(), Some(&[][..]), "{} must not be published", package.name);
     }
+}
+
+/// How many packages the README's first command may compile.
+const DEMO_PACKAGES_MAX: usize = 65;
+
+/// What it may not compile, by the beginnings of their names: services, TLS, and what only tests need.
+const NOT_IN_THE_DEMO: &[&str] = &[
+    "axum",
+    "h2",
+    "hyper",
+    "nvml-wrapper",
+    "opentelemetry",
+    "poorwill-fake",
+    "poorwill-fleet",
+    "poorwill-front",
+    "poorwill-mock",
+    "poorwill-net",
+    "poorwill-preload",
+    "poorwill-replay",
+    "poorwill-rot",
+    "poorwill-router",
+    "poorwill-testkit",
+    "prost",
+    "proptest",
+    "regex",
+    "ring",
+    "rustls",
+    "tokio",
+    "toml",
+    "tracing",
+];
+
+#[test]
+fn the_demo_compiles_little() {
+    let mut command = MetadataCommand::new();
+    command.manifest_path(manifest());
+    command.other_options(["--locked", "--filter-platform", "x86_64-unknown-linux-gnu"].map(str::to_owned));
+    let metadata = command.exec().expect("`cargo metadata` resolves this workspace");
+    let packages = closure(&metadata, "poorwill-local");
+    let wrong: Vec<&String> = packages
+        .iter()
+        .filter(|name| NOT_IN_THE_DEMO.iter().any(|beginning| name.starts_with(beginning)))
+        .collect();
+    assert!(wrong.is_empty(), "`cargo run --release -- demo` would compile {wrong:?}");
+    let count = packages.len();
+    assert!(count <= DEMO_PACKAGES_MAX, "it would compile {count} packages: {packages:?}");
+    assert!(packages.contains("poorwill-core") && packages.contains("clap"), "{packages:?}");
+}
+
+#[test]
+fn cargo_run_means_the_demo() {
+    let metadata = metadata();
+    let defaults: Vec<_> =
+        metadata.workspace_default_packages().iter().map(|package| package.name.clone()).collect();
+    assert_eq!(defaults, ["poorwill-local"]);
+}
+
+/// The names of the packages that are compiled for one of the workspace, its own among them.
+fn closure(metadata: &Metadata, name: &str) -> BTreeSet<String> {
+    let resolve = metadata.resolve.as_ref().expect("dependencies were resolved");
+    let first = metadata.packages.iter().find(|package| package.name == name).expect("a member");
+    let mut waiting = vec![&first.id];
+    let mut seen = BTreeSet::new();
+    while let Some(id) = waiting.pop() {
+        if !seen.insert(id) {
+            continue;
+        }
+        let node = resolve.nodes.iter().find(|node| node.id == *id).expect("each package is resolved");
+        let needed = node
+            .deps
+            .iter()
+            .filter(|needed| needed.dep_kinds.iter().any(|kind| kind.kind != DependencyKind::Development));
+        waiting.extend(needed.map(|needed| &needed.pkg));
+    }
+    let name = |id| metadata[id].name.to_string();
+    seen.into_iter().map(name).collect()
 }
 
 /// A crate of the workspace with the crates of the workspace that it depends on.
@@ -119,13 +210,18 @@ fn workspace() -> Vec<Crate> {
 }
 
 fn metadata() -> Metadata {
-    // As cargo says now: checkouts that share a target folder share this test's program.
-    let own = std::env::var("CARGO_MANIFEST_DIR").unwrap_or_else(|_| env!("CARGO_MANIFEST_DIR").into());
     MetadataCommand::new()
-        .manifest_path(format!("{own}/Cargo.toml"))
+        .manifest_path(manifest())
         .no_deps()
         .exec()
         .expect("`cargo metadata` reads this workspace")
+}
+
+fn manifest() -> String {
+    // As cargo says now: checkouts that share a target folder share this test's program.
+    let own = std::env::var("CARGO_MANIFEST_DIR").unwrap_or_else(|_| env!("CARGO_MANIFEST_DIR").into());
+    // The root says which members `cargo run` means; a member would say itself.
+    format!("{own}/../Cargo.toml")
 }
 
 mod the_checker {
@@ -148,7 +244,13 @@ mod the_checker {
             ),
             krate("poorwill-bench", &[("poorwill", Normal), ("poorwill-testkit", Development)]),
             krate("poorwill-python", &[("poorwill", Normal), ("poorwill-triton", Normal)]),
-            krate("poorwill-rotate", &[("poorwill", Normal), ("poorwill-testkit", Development)]),
+            krate("poorwill-fleet", &[("poorwill-net", Normal), ("poorwill-testkit", Development)]),
+            krate("poorwill-front", &[("poorwill-net", Normal), ("poorwill-testkit", Development)]),
+            krate("poorwill-router", &[("poorwill-fleet", Normal), ("poorwill-front", Normal)]),
+            krate(
+                "poorwill-rotate",
+                &[("poorwill", Normal), ("poorwill-front", Normal), ("poorwill-rotation-policy", Normal)],
+            ),
             krate(
                 "poorwill-cli",
                 &[("poorwill", Normal), ("poorwill-bench", Normal), ("poorwill-rotate", Normal)],
@@ -173,6 +275,13 @@ mod the_checker {
             ("poorwill", "poorwill-bench", Normal),
             ("poorwill-python", "poorwill-bench", Normal),
             ("poorwill-rotate", "poorwill-bench", Normal),
+            ("poorwill-net", "poorwill-fleet", Normal),
+            ("poorwill-front", "poorwill-fleet", Normal),
+            ("poorwill-front", "poorwill-rotation-policy", Normal),
+            ("poorwill-front", "poorwill-rotate", Development),
+            ("poorwill-rotation-policy", "poorwill-net", Normal),
+            ("poorwill-router", "poorwill-rotate", Normal),
+            ("poorwill-mock-engine", "poorwill-rotate", Normal),
             ("poorwill-python", "poorwill-core", Normal),
             ("poorwill-python", "poorwill-rotate", Normal),
             ("poorwill-rotate", "poorwill-cli", Development),

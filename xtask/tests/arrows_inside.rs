@@ -3,7 +3,7 @@
 //! In each folder of the table the modules, files and folders alike, use each other in one direction: there is no circle,
 //! neither between them nor inside of the folders among them. And what changes is private: no field of a type that has a
 //! lock, an atomic or a method that changes it can be seen outside of its file. Folders that are held in this way need no
-//! limit on how long a file may be.
+//! limit on how long a file may be. Where a folder has layers, each uses its own and those below it.
 //!
 //! An arrow is a path to another module, in a `use` or anywhere else, macros included. What a module only re-exports it
 //! does not use; who uses what is re-exported uses where it comes from. Tests are left out.
@@ -18,18 +18,25 @@ use syn::{Attribute, Fields, ImplItem, Item, ItemImpl, ItemMod, ItemStruct, Item
 
 mod held;
 
-use held::HELD;
+use held::{HELD, LAYERS};
 
 #[test]
 fn modules_use_each_other_in_one_direction() {
     let circles = |folder: &&str| {
-        // Where it is in its crate.
-        let (_, below) = folder.split_once("/src").expect("sources lie in `src`");
-        let mut at = below.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect();
-        let circles = Module::read(&root().join(folder)).circles_at(&mut at);
+        let circles = Module::read(&root().join(folder)).circles_at(&mut place(folder));
         circles.into_iter().map(|circle| format!("{folder}: {circle}")).collect::<Vec<_>>()
     };
     let problems: Vec<String> = HELD.iter().flat_map(circles).collect();
+    assert!(problems.is_empty(), "\n{}\n", problems.join("\n"));
+}
+
+#[test]
+fn layers_use_what_is_below_them() {
+    let up = |(folder, layers): &(&str, &[&[&str]])| {
+        let up = Module::read(&root().join(folder)).not_down(&mut place(folder), layers);
+        up.into_iter().map(|up| format!("{folder}: {up}")).collect::<Vec<_>>()
+    };
+    let problems: Vec<String> = LAYERS.iter().flat_map(up).collect();
     assert!(problems.is_empty(), "\n{}\n", problems.join("\n"));
 }
 
@@ -41,6 +48,12 @@ fn what_changes_is_private() {
     };
     let problems: Vec<String> = HELD.iter().flat_map(open).collect();
     assert!(problems.is_empty(), "\n{}\n", problems.join("\n"));
+}
+
+/// Where a folder is in its crate.
+fn place(folder: &str) -> Vec<String> {
+    let (_, below) = folder.split_once("/src").expect("sources lie in `src`");
+    below.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect()
 }
 
 /// As cargo says now: checkouts that share a target folder share this test's program.
@@ -136,6 +149,32 @@ impl Module {
 
     /// The circles between its modules, and inside of them. It is `at` this place of its crate.
     fn circles_at(&self, at: &mut Vec<String>) -> Vec<String> {
+        let arrows = self.arrows_at(at);
+        let folder = if at.is_empty() { self.name.clone() } else { at.join("/") };
+        let mut problems: Vec<String> =
+            circle(&arrows).map(|circle| format!("{folder}: {}", circle.join(" → "))).into_iter().collect();
+        for (name, module) in &self.below {
+            at.push(name.clone());
+            problems.extend(module.circles_at(at));
+            at.pop();
+        }
+        problems
+    }
+
+    /// The arrows that do not lead down these layers, and the modules that are in none of them.
+    fn not_down(&self, at: &mut Vec<String>, layers: &[&[&str]]) -> Vec<String> {
+        let layer = |name: &str| layers.iter().position(|modules| modules.contains(&name));
+        let homeless = self.below.keys().filter(|name| layer(name).is_none());
+        let mut problems: Vec<String> = homeless.map(|name| format!("`{name}` is in no layer")).collect();
+        for (from, used) in self.arrows_at(at) {
+            let is_up = |to: &&String| layer(to) < layer(&from);
+            problems.extend(used.iter().filter(is_up).map(|to| format!("{from} → {to} leads up")));
+        }
+        problems
+    }
+
+    /// Which of its modules uses which. It is `at` this place of its crate.
+    fn arrows_at(&self, at: &mut Vec<String>) -> BTreeMap<String, BTreeSet<String>> {
         let mut arrows: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         let (reexports, here) = (self.reexports(), at.clone());
         let target = |path: &[String]| {
@@ -155,15 +194,7 @@ impl Module {
             at.pop();
             add(name, used);
         }
-        let folder = if at.is_empty() { self.name.clone() } else { at.join("/") };
-        let mut problems: Vec<String> =
-            circle(&arrows).map(|circle| format!("{folder}: {}", circle.join(" → "))).into_iter().collect();
-        for (name, module) in &self.below {
-            at.push(name.clone());
-            problems.extend(module.circles_at(at));
-            at.pop();
-        }
-        problems
+        arrows
     }
 
     /// What it and all below it use.
@@ -445,6 +476,20 @@ mod the_checker {
         assert_eq!(Module::of(&folders).circles_at(&mut Vec::new()), ["top: a → b → a"]);
         let long = [("a", "use super::b::B;"), ("b", "use super::c::C;"), ("c", "use super::a::A;")];
         assert_eq!(Module::of(&long).circles_at(&mut Vec::new()), ["top: a → b → c → a"]);
+    }
+
+    #[test]
+    fn finds_arrows_that_lead_up_and_modules_in_no_layer() {
+        let files = [
+            ("mod", "mod a; mod b; mod c; use self::a::A;"),
+            ("a", "use super::b::B;"),
+            ("b", ""),
+            ("c", ""),
+        ];
+        let up = |layers: &[&[&str]]| Module::of(&files).not_down(&mut Vec::new(), layers);
+        assert_eq!(up(&[&["mod"], &["a", "c"], &["b"]]), [""; 0]);
+        assert_eq!(up(&[&["mod"], &["b", "c"], &["a"]]), ["a → b leads up"]);
+        assert_eq!(up(&[&["mod"], &["a"], &["b"]]), ["`c` is in no layer"]);
     }
 
     #[test]

@@ -27,15 +27,8 @@ fn scripts_do_what_they_say() {
 #[ignore = "long: tests of scripts that only measure peers"]
 fn scripts_for_vllm_do_what_they_say() {
     holds("vllm/test_scripts.py");
-    holds("vllm/test_cases.py");
-    holds("vllm/test_ranks.py");
-    holds("vllm/test_rank_steps.py");
-}
-
-#[test]
-#[ignore = "long: tests of scripts that only measure peers"]
-fn the_script_that_rotates_vllms_does_what_it_says() {
-    holds("vllm/test_rotation.py");
+    holds("vllm/test_table.py");
+    holds("vllm/test_connectors.py");
 }
 
 #[test]

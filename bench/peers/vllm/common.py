@@ -2,15 +2,12 @@
 
 JSON lines, environments, host memory, processes, and a card with limited free memory."""
 
-import contextlib
 import ctypes
 import importlib.metadata
 import json
-import mmap
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +15,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,8 +23,6 @@ HERE = Path(__file__).resolve().parent
 GIB, MIB = 1 << 30, 1 << 20
 FIRST_WITH_BACKENDS = (0, 25)  # of vLLM
 MODES = ["cumem", "poorwill", "none"]
-POPULATE_WRITE = 23  # madvise: have the pages now, for writing
-TOUCH_PIECE_BYTES = GIB
 
 # Whatever is set already stays.
 ENVIRONMENT = {
@@ -161,29 +155,6 @@ def difference(after: dict[str, float], before: dict[str, float]) -> dict[str, f
     return {name: round(after[name] - before[name], 3) for name in after if name in before}
 
 
-def touch_host_memory(size_gib: int, threads: int = 16) -> float:
-    """Has the machine provide so much host memory once, and frees it: the first touch may be slow where a
-    machine is a virtual one. Returns the seconds."""
-    libc = ctypes.CDLL("libc.so.6", use_errno=True)
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    start = time.perf_counter()
-    with mmap.mmap(-1, size_gib * GIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        view = ctypes.c_char.from_buffer(memory)
-        base = ctypes.addressof(view)
-
-        def touch(piece: int) -> None:
-            address = base + piece * TOUCH_PIECE_BYTES
-            if libc.madvise(address, TOUCH_PIECE_BYTES, POPULATE_WRITE):
-                raise OSError(ctypes.get_errno(), f"cannot have {size_gib} GiB of host memory")
-
-        try:
-            with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(touch, range(size_gib)))
-        finally:
-            del view
-    return time.perf_counter() - start
-
-
 def parents(proc: Path = Path("/proc")) -> dict[int, int]:
     """The parent of every process."""
     found = {}
@@ -206,20 +177,6 @@ def descendants(pid: int, of: dict[int, int]) -> list[int]:
         below += sorted(child for child, parent in of.items() if parent == below[at])
         at += 1
     return below[1:]
-
-
-def is_running(pid: int, proc: Path = Path("/proc")) -> bool:
-    """Whether a process goes on; one that has ended and was not waited for does not."""
-    try:
-        return (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def kill_all(pids: list[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def name_of(pid: int, proc: Path = Path("/proc")) -> str:

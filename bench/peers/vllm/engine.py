@@ -1,7 +1,6 @@
 """vLLM in this process: starting it, watching it load, its tokens, and the bytes of its weights."""
 
 import contextlib
-import hashlib
 import itertools
 import threading
 import time
@@ -317,27 +316,6 @@ def fingerprint(model) -> dict[str, torch.Tensor]:
 
 def same(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> bool:
     return before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
-
-
-def digests(model) -> dict[str, str]:
-    """The fingerprint as text, which can be passed between processes."""
-    return {
-        name: hashlib.blake2b(sums.numpy().tobytes(), digest_size=8).hexdigest()
-        for name, sums in fingerprint(model).items()
-    }
-
-
-def copied(model) -> dict[str, torch.Tensor]:
-    """The weights, in host memory."""
-    return {name: parameter.detach().to("cpu", copy=True) for name, parameter in model.named_parameters()}
-
-
-def write_back(model, weights: dict[str, torch.Tensor]) -> None:
-    """Writes the weights from a copy."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
-    torch.cuda.synchronize()
 
 
 def start(mode: str, chosen: dict, max_split_mib: int = 0) -> Engine:

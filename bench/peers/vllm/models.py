@@ -1,12 +1,9 @@
-"""The scripts' models: folders with random weights or only a configuration, and a tokenizer for prompts in
-words.
-"""
+"""The scripts' models: folders with random weights or only a configuration."""
 
 import json
 from pathlib import Path
 
-KINDS = ["dense", "moe", "mxfp4", "small", "small-moe"]
-CHECKPOINT_GIB = 2
+KINDS = ["dense", "moe", "mxfp4", "small"]
 BASE_ELEMENTS = 1 << 24  # random numbers that a checkpoint is made of
 
 QWEN = {
@@ -66,27 +63,6 @@ SHAPES = {
         "num_key_value_heads": 4,
         "output_router_logits": False,
         "router_aux_loss_coef": 0.001,
-    },
-    "small-moe": {  # 0.05 GiB a layer, and 0.13 GiB beside them
-        **QWEN,
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "decoder_sparse_step": 1,
-        "hidden_size": 1024,
-        "intermediate_size": 2048,
-        "mlp_only_layers": [],
-        "moe_intermediate_size": 512,
-        "norm_topk_prob": True,
-        "num_attention_heads": 8,
-        "num_experts": 16,
-        "num_experts_per_tok": 4,
-        "num_hidden_layers": 4,
-        "num_key_value_heads": 4,
-        "output_router_logits": False,
-        "router_aux_loss_coef": 0.001,
-        "vocab_size": 32768,
     },
     "mxfp4": {  # 21 billion parameters, 13 GiB
         **QWEN,
@@ -240,24 +216,3 @@ def write_checkpoint(folder: Path, layers: int, seed: int = 7) -> Path:
     )
     (path / "config.json").write_text(json.dumps(settings))
     return path
-
-
-def write_tokenizer(path: Path) -> None:
-    """A tokenizer for a model that has none: every token is a word, `w7` the one with the number 7."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    count = json.loads((path / "config.json").read_text())["vocab_size"]
-    special = ["<unk>", "<s>", "</s>"]
-    words = {word: number for number, word in enumerate(special)}
-    words |= {f"w{number}": number for number in range(len(special), count)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(path / "tokenizer.json"))
-    said = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "unk_token": "<unk>",
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "model_max_length": 40960,
-    }
-    (path / "tokenizer_config.json").write_text(json.dumps(said))

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Print what visit.py wrote as Markdown: vLLM's own allocator beside poorwill, and how they compare.
+"""Print what sleep.py and server.py wrote as Markdown: vLLM's own allocator beside poorwill.
 
-    table.py OUT/*.jsonl                # every table that there are figures for
-    table.py OUT/*.jsonl --only loads   # one of them
+    table.py OUT.jsonl                # every table that there are figures for
+    table.py OUT.jsonl --only loads   # one of them
 
-Of a run that was made several times the last one counts. A ratio is cumem's figure over poorwill's: above 1
-poorwill is quicker, or smaller.
+A run is known by its mode and label; of one that was made several times the last counts. A ratio is cumem's
+figure over poorwill's: above 1 poorwill is quicker, or smaller.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from pathlib import Path
 
 PEER, OURS = "cumem", "poorwill"
 VARIANTS = ("-prepared", "-cold")  # of poorwill's first sleep; cumem has but one
+BEGINNING = ("card", "import")  # what a run prints first
 FIRST = {
     "prepared": "first sleep, prepared",
     "as-is": "first sleep, weights changed since the start",
@@ -28,11 +29,7 @@ FIRST = {
 class Ran:
     """What one run printed."""
 
-    name: str
-    command: str = ""
-    at: str = ""
     lines: list[dict] = field(default_factory=list)
-    ended: dict = field(default_factory=dict)
 
     def of(self, *events: str) -> list[dict]:
         return [line for line in self.lines if line.get("event") in events]
@@ -59,18 +56,15 @@ class Ran:
 
 
 def read(paths: list[Path]) -> dict[str, Ran]:
-    """The last run of every name."""
+    """The last run of every mode and label."""
     runs: dict[str, Ran] = {}
     for path in paths:
         for text in filter(str.strip, path.read_text().splitlines()):
-            record = json.loads(text)
-            name = record["run"]
-            if "command" in record:
-                runs[name] = Ran(name, record["command"], record["at"])
-            elif "ended" in record:
-                runs[name].ended = record["ended"]
-            elif isinstance(record.get("line"), dict):
-                runs[name].lines.append(record["line"])
+            line = json.loads(text)
+            run = runs.setdefault(f"{line['mode']} {line['label']}", Ran())
+            if line["event"] in BEGINNING and run.of("import"):
+                run.lines.clear()
+            run.lines.append(line)
     return runs
 
 
@@ -153,7 +147,7 @@ def checked(runs: list[Ran]) -> str:
 def sleeping(runs: list[Ran]) -> list[str]:
     by_model: dict[str, dict[str, list[Ran]]] = {}
     for run in runs:
-        if run.of("cycle") and run.mode in (PEER, OURS) and "--free-gib" not in run.command:
+        if run.of("cycle") and run.mode in (PEER, OURS) and not run.of("card"):
             by_model.setdefault(run.model, {}).setdefault(run.mode, []).append(run)
     lines = []
     for model, modes in by_model.items():
@@ -184,7 +178,7 @@ def loads(runs: list[Ran]) -> list[str]:
     by_label: dict[str, dict[str, dict]] = {}
     for run in runs:
         load = run.one("load")
-        if "peak_mapped_gib" in load and "--free-gib" not in run.command:
+        if "peak_mapped_gib" in load and not run.of("card"):
             by_label.setdefault(run.label, {})[run.mode] = load
     if not by_label:
         return []
@@ -210,10 +204,10 @@ def tight(runs: list[Ran]) -> list[str]:
     """Which loads succeed with only so much of the card free."""
     lines = []
     for run in runs:
-        if "--free-gib" not in run.command or run.one("card") == {} or run.of("turn", "turns"):
+        if not run.of("card"):
             continue
         failed = run.one("failed").get("error")
-        came = "loads" if run.of("start") else f"fails: {failed or run.ended.get('failed')}"
+        came = "loads" if run.of("start") else f"fails: {failed or 'it was ended'}"
         came = " ".join(came.split())[:160].replace("|", "/")
         peak = run.one("load").get("peak_mapped_gib")
         lines.append(row(run.label, run.mode, size(run.one("card")["free_gib"]), size(peak), came))
@@ -248,43 +242,12 @@ def speed(runs: list[Ran]) -> list[str]:
     ]
 
 
-def trainers(runs: list[Ran]) -> list[str]:
-    """Steps of training: with equal tokens of how many, and how long an engine sleeps and wakes in them."""
-    lines = []
-    for run in runs:
-        for line in run.of("beside"):
-            peer, ours = line.get(PEER, {}), line.get(OURS, {})
-            cells = [f"{line['label']}: {line['flow']}, level {line['level']}"]
-            for figures in (peer, ours):
-                came = f"fails: {figures['failed']}" if "failed" in figures else "-"
-                if "steps" in figures:
-                    came = f"{figures['tokens_equal']} of {figures['steps']}"
-                cells.append(" ".join(came.split())[:160].replace("|", "/"))
-            for name in ("sleep_ms", "wake_weights_ms", "wake_kv_cache_ms"):
-                both = [figures.get(name, {}).get("median") for figures in (peer, ours)]
-                cells.append(" / ".join("-" if figure is None else f"{figure:.0f}" for figure in both))
-            lines.append(row(*cells))
-    times = [f"{what}, ms" for what in ("sleep", "wake of weights", "wake of kv_cache")]
-    return [*heading("equal tokens", PEER, OURS, *times), *lines] if lines else []
-
-
-def slices(runs: list[Ran]) -> list[str]:
-    """What came of each slice of the card."""
-    lines = []
-    for run in runs:
-        for line in run.of("slice", "prevented"):
-            came = f"prevented: {line['why']}" if "why" in line else "yes" if line["ok"] else "NO"
-            lines.append(row(line["mechanism"], " ".join(came.split())[:300].replace("|", "/")))
-    return [*heading("slice", "as it has to be"), *lines] if lines else []
-
-
 def steps(runs: list[Ran]) -> list[str]:
     """What else was tried, and whether it went as it has to."""
     found: dict[str, dict[str, bool]] = {}
     for run in runs:
-        for line in run.of("step", "case", "reload", "level1_after", "turn", "end"):
-            name = line.get("step") or line.get("case") or line["event"]
-            of = found.setdefault(f"{line.get('label', '')}: {name}", {})
+        for line in run.of("step"):
+            of = found.setdefault(f"{line['label']}: {line['step']}", {})
             # Of what is done several times all has to be well.
             of[run.mode] = of.get(run.mode, True) and line["ok"]
     if not found:
@@ -299,22 +262,12 @@ def steps(runs: list[Ran]) -> list[str]:
     ]
 
 
-def commands(runs: list[Ran]) -> list[str]:
-    return [
-        f"- `{run.command}`, {run.at[:10]}" + (f": {run.ended['failed']}" if run.ended.get("failed") else "")
-        for run in runs
-    ]
-
-
 TABLES = {
     "sleeping": ("Sleeping and waking", sleeping),
     "loads": ("Memory mapped while loading, GiB", loads),
     "tight": ("Loading with little of the card free", tight),
     "speed": ("Throughput and start", speed),
-    "trainers": ("Training", trainers),
-    "slices": ("Slices of the card", slices),
     "steps": ("Everything else", steps),
-    "commands": ("Commands", commands),
 }
 
 
@@ -322,14 +275,14 @@ def main() -> None:
     arguments = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    arguments.add_argument("files", nargs="+", type=Path, help="what visit.py wrote")
+    arguments.add_argument("files", nargs="+", type=Path, help="what the scripts wrote")
     arguments.add_argument("--only", choices=list(TABLES), help="one table")
     options = arguments.parse_args()
     sys.stdout.reconfigure(encoding="utf-8")
     try:
         runs = list(read(options.files).values())
     except (OSError, ValueError, KeyError) as error:
-        raise SystemExit(f"cannot read what visit.py wrote: {error!r}") from None
+        raise SystemExit(f"cannot read what the scripts wrote: {error!r}") from None
     printed = False
     for name, (title, made) in TABLES.items():
         if options.only in (None, name) and (lines := made(runs)):

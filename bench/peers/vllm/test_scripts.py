@@ -6,14 +6,12 @@
 
 import ast
 import contextlib
-import dataclasses
 import io
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import time
 import types
 import unittest
 from pathlib import Path
@@ -24,28 +22,11 @@ sys.path.insert(0, str(HERE))
 
 import common  # noqa: E402
 import models  # noqa: E402
-import plans  # noqa: E402
-import reload  # noqa: E402
-import rl  # noqa: E402
 import server  # noqa: E402
 import sleep  # noqa: E402
-import slices  # noqa: E402
-import two_engines  # noqa: E402
-import variants  # noqa: E402
-import visit  # noqa: E402
 import web  # noqa: E402
 
-VISIT_S = 25 * 60  # the longest that one visit to a machine may take
-PARSERS = {
-    "sleep.py": sleep.parsed,
-    "rl.py": rl.parsed,
-    "slices.py": slices.parsed,
-    "variants.py": variants.parsed,
-}
-SCRIPTS = [
-    *["sleep", "reload", "two_engines", "ranks", "bad_input", "server", "visit", "table", "variants"],
-    *["offload_engine", "rl", "slices", "connectors", "hibernate", "hibernate_rotation"],
-]
+SCRIPTS = ["sleep", "server", "table", "connectors"]
 
 
 def printed(action) -> list[dict]:
@@ -79,12 +60,6 @@ class Common(Folder):
         self.assertEqual(common.parse_sizes(lines, ("VmRSS", "VmPin")), {"VmRSS": 1.0, "VmPin": 0.5})
         self.assertEqual(common.difference({"a": 1.5, "b": 2.0}, {"a": 1.0}), {"a": 0.5})
         self.assertEqual(common.in_gib({"live_bytes": 3 << 29}), {"live_gib": 1.5})
-
-    def test_host_memory_is_touched(self):
-        try:
-            self.assertGreater(common.touch_host_memory(1, threads=2), 0)
-        except OSError as error:
-            self.skipTest(f"this kernel cannot, or there is too little: {error}")
 
     def test_the_share_of_a_card_that_is_full(self):
         self.assertEqual(common.utilization(0, 1, None, 0.9), 0.9)
@@ -292,178 +267,6 @@ def fake_engine(spoil: int | None = None, quantised: int = 0) -> types.ModuleTyp
     module.same = lambda before, after: before == after
     module.used_memory = lambda: 2 << 30
     return module
-
-
-class Visit(Folder):
-    def plan(self, *runs: plans.Run) -> dict[str, list[dict]]:
-        with contextlib.redirect_stdout(io.StringIO()):
-            self.failures = visit.visit({"some": list(runs)}, self.folder / "out", 60)
-        lines = (self.folder / "out" / "some.jsonl").read_text().splitlines()
-        return {run.name: [r for r in map(json.loads, lines) if r["run"] == run.name] for run in runs}
-
-    def script(self, name: str, text: str, limit_s: float = 30, **environment: str) -> plans.Run:
-        path = self.folder / f"{name}.py"
-        path.write_text(text)
-        return plans.Run(name, str(path), ["--mode", "x"], limit_s, environment)
-
-    def test_lines_failures_and_logs_are_kept(self):
-        kept = self.plan(
-            self.script("good", "import json, os; print(json.dumps({'a': os.environ['B']}))", B="7"),
-            self.script("bad", "import sys; print('no JSON'); sys.exit('it broke')"),
-            self.script("late", "import time; print('{}', flush=True); time.sleep(60)", 3),
-        )
-        self.assertEqual(self.failures, 2)
-        self.assertEqual(kept["good"][1]["line"], {"a": "7"})
-        self.assertIsNone(kept["good"][2]["ended"]["failed"])
-        self.assertIn("--mode x", kept["good"][0]["command"])
-        self.assertTrue(kept["good"][0]["at"].endswith("+00:00"))
-        self.assertEqual(kept["bad"][1]["text"], "no JSON")
-        self.assertEqual(kept["bad"][2]["ended"]["failed"], "exit code 1")
-        self.assertEqual(kept["late"][1]["line"], {})
-        self.assertEqual(kept["late"][2]["ended"]["failed"], "still running after 3 s")
-        self.assertIn("it broke", (self.folder / "out" / "some.log").read_text())
-
-    def test_a_late_run_takes_all_that_it_started_with_it(self):
-        pid = self.folder / "pid"
-        text = (
-            "import subprocess, time\n"
-            "child = subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
-            f"open({str(pid)!r}, 'w').write(str(child.pid))\n"
-            "time.sleep(60)"
-        )
-        self.plan(self.script("late", text, 3))
-        stat, end = Path(f"/proc/{int(pid.read_text())}/stat"), time.monotonic() + 30
-
-        def runs() -> bool:
-            try:
-                return stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
-            except OSError:
-                return False
-
-        while runs():  # a kill takes its time
-            self.assertLess(time.monotonic(), end)
-            time.sleep(0.01)
-
-    def test_a_run_that_is_over_does_not_wait_for_what_it_left_behind(self):
-        # An engine in a process of its own has the output open after the script has ended.
-        text = "import subprocess; subprocess.Popen(['sleep', '600']); print('{}')"
-        kept = self.plan(self.script("leaves", text, 50))
-        self.assertEqual(kept["leaves"][1]["line"], {})
-        self.assertIsNone(kept["leaves"][2]["ended"]["failed"])
-
-    def test_nothing_begins_behind_the_deadline(self):
-        run = self.script("good", "print(1)")
-        with contextlib.redirect_stdout(io.StringIO()):
-            self.assertEqual(visit.visit({"some": [run]}, self.folder / "out", 0), 1)
-
-    def test_what_the_deadline_has_kept_from_being_run_is_run_later(self):
-        out, kept = self.folder / "out", [self.script("good", "print('{}')"), self.script("bad", "1 / 0")]
-        cut = self.script("cut", "import time; time.sleep(60)")
-        late = dataclasses.replace(self.script("late", "print('{}')"), about_s=1000)
-        plan = {"some": [*kept, cut, late]}
-
-        def visited(runs: list[plans.Run], deadline_s: float) -> str:
-            with contextlib.redirect_stdout(io.StringIO()) as said:
-                visit.visit({"some": runs}, out, deadline_s)
-            return said.getvalue()
-
-        self.assertEqual(visit.left(plan, out), plan)
-        visited(kept, 900)
-        visited([cut], 0.5)
-        self.assertIn("it takes about 1000 s", visited([late], 900))
-        self.assertEqual(visit.left(plan, out), {"some": [cut, late]})
-        visited([self.script("cut", "print('{}')"), late], 1900)
-        self.assertEqual(visit.left(plan, out), {})
-
-    def test_the_visit_to_the_newest_vllm_fits_into_its_time(self):
-        runs = plans.PLANS["vllm-0.33"]
-        self.assertLessEqual(sum(run.about_s for run in runs), VISIT_S)
-        for run in runs:
-            self.assertTrue(0 < run.about_s <= run.limit_s, run)
-        # What writes the tokens that others compare with comes before them.
-        [writer] = [at for at, run in enumerate(runs) if "none" in run.arguments]
-        readers = [at for at, run in enumerate(runs) if "--tokens-file" in run.arguments and at != writer]
-        self.assertTrue(readers and min(readers) > writer)
-        # A daemon in front of the card would be in the way of whatever comes after it.
-        mechanisms = [run for run in runs if run.script == "slices.py"]
-        self.assertEqual(len(mechanisms), 1)
-
-    def test_the_plans_name_scripts_and_arguments_that_there_are(self):
-        names = [run.name for runs in plans.PLANS.values() for run in runs]
-        self.assertEqual(len(names), len(set(names)))
-        for runs in plans.PLANS.values():
-            for run in runs:
-                self.assertTrue((HERE / run.script).is_file(), run)
-                self.assertLessEqual(run.limit_s, 560)
-                if reads := PARSERS.get(run.script):
-                    reads(run.arguments)
-        self.assertEqual(set(visit.chosen(["dense", "moe"], "moe")), {"moe"})
-        ran = subprocess.run([sys.executable, "-B", str(HERE / "visit.py"), "nobody"], capture_output=True)
-        self.assertEqual(ran.returncode, 2)
-
-
-class Reload(unittest.TestCase):
-    def test_before_the_reload_poorwill_refuses(self):
-        class Engine:
-            def __init__(self, error):
-                self.error = error
-
-            def tokens(self):
-                raise self.error
-
-        ours = type("PoorwillError", (Exception,), {"__module__": "poorwill._native"})
-        ours = type("NotReadyError", (ours,), {"__module__": "poorwill.vllm._engine"})
-        for error, good in [(ours("reload"), True), (ValueError("reload"), False)]:
-            seen = reload.refusal(Engine(error), [])
-            self.assertEqual((seen["refused"], seen["poorwill_error"]), (True, good))
-            record = {"tokens_equal": True, "bytes_equal": True, "before_reload": seen}
-            self.assertEqual(reload.judged("poorwill", record), good)
-            self.assertTrue(reload.judged("cumem", record))
-        record["before_reload"] = None
-        self.assertTrue(reload.judged("poorwill", record))
-        self.assertFalse(reload.judged("poorwill", {**record, "bytes_equal": False}))
-
-    def test_who_answers_is_compared(self):
-        class Engine:
-            def tokens(self):
-                return [1]
-
-        self.assertEqual(reload.refusal(Engine(), [2]), {"refused": False, "tokens_equal": False})
-
-
-class TwoEngines(unittest.TestCase):
-    def test_one_is_awake_at_a_time(self):
-        asked = []
-
-        class Child:
-            def __init__(self, name):
-                self.name = name
-
-            def ask(self, what):
-                asked.append(f"{self.name} {what}")
-                return {"seconds": 0.5, "tokens_equal": self.name == "A"}
-
-        lines = printed(
-            lambda: self.assertFalse(two_engines.alternate([Child("A"), Child("B")], 1, lambda: 1 << 30))
-        )
-        expected = ["B sleep", "A wake", "A check", "A sleep", "B wake", "B check"]
-        self.assertEqual(asked, expected)
-        self.assertEqual([(line["awake"], line["ok"]) for line in lines], [("A", True), ("B", False)])
-
-    def test_a_child_that_ends_is_an_error(self):
-        child = two_engines.Child.__new__(two_engines.Child)
-        child.name = "A"
-        program = 'print("{\\"event\\": \\"other\\"}"); print("{\\"event\\": \\"answer\\", \\"x\\": 1}")'
-        child.process = subprocess.Popen(
-            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        with contextlib.redirect_stdout(io.StringIO()) as passed:
-            self.assertEqual(child.answer(30)["x"], 1)
-            with self.assertRaisesRegex(RuntimeError, "engine A ended with code 0"):  # noqa: PT027
-                child.answer(30)
-        self.assertEqual(json.loads(passed.getvalue()), {"event": "other"})
-        child.process.stdin.close()
-        child.process.stdout.close()
 
 
 class Web(unittest.TestCase):

@@ -179,14 +179,13 @@ def free_port() -> int:
             return port
 
 
-def server_command(model: Path, port: int, more: list[str], *, tokenizer: bool = False) -> list[str]:
+def server_command(model: Path, port: int, more: list[str]) -> list[str]:
     """`vllm serve` without what that needs beyond the server: its other commands import more."""
-    texts = [] if tokenizer else ["--skip-tokenizer-init"]
     return [
         *[sys.executable, "-m", "vllm.entrypoints.openai.api_server"],
         *["--model", str(model), "--served-model-name", "bench"],
         *["--host", "127.0.0.1", "--port", str(port)],
-        *["--enable-sleep-mode", *texts, "--generation-config", "vllm"],
+        *["--enable-sleep-mode", "--skip-tokenizer-init", "--generation-config", "vllm"],
         *["--dtype", "bfloat16", "--seed", "0", "--max-model-len", "2048", "--max-num-seqs", "16"],
         *["--no-enable-prefix-caching", "--enforce-eager"],
         *more,

@@ -26,11 +26,11 @@ mod sync {
 // Not everything that the pool uses is used here.
 #[allow(dead_code)]
 mod pool {
-    #[path = "../../../../crates/core/src/pool/commands.rs"]
+    #[path = "../../../../crates/core/src/pool/tools/commands.rs"]
     pub(super) mod commands;
-    #[path = "../../../../crates/core/src/pool/handover.rs"]
+    #[path = "../../../../crates/core/src/pool/tools/handover.rs"]
     pub(super) mod handover;
-    #[path = "../../../../crates/core/src/pool/tag_lock.rs"]
+    #[path = "../../../../crates/core/src/pool/tools/tag_lock.rs"]
     pub(super) mod tag_lock;
 
     mod tests;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use poorwill::{AllocRequest, Arena, Block, HostBuffer, PoolError, StreamId, Tag};
 
-use crate::contents::{Contents, Part};
+use crate::contents::{Contents, ContentsPart};
 use crate::{cores, pattern};
 
 /// Host memory for copies, one part of a block at a time.
@@ -202,8 +202,8 @@ impl<'a> Blocks<'a> {
     }
 }
 
-fn part(block: usize, version: u64) -> Part {
-    Part { block: block as u64, version }
+fn part(block: usize, version: u64) -> ContentsPart {
+    ContentsPart { block: block as u64, version }
 }
 
 pub(crate) fn buffer_bytes(sizes: impl IntoIterator<Item = u64>) -> u64 {

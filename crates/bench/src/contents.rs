@@ -51,11 +51,11 @@ impl Contents {
 
     /// Fills `bytes`, the same for the same seed.
     pub fn write(self, seed: u64, bytes: &mut [u8]) {
-        self.write_part(Part { block: seed, version: 0 }, 0, bytes);
+        self.write_part(ContentsPart { block: seed, version: 0 }, 0, bytes);
     }
 
     /// `offset` begins a window of the pattern.
-    pub(crate) fn write_part(self, part: Part, offset: u64, bytes: &mut [u8]) {
+    pub(crate) fn write_part(self, part: ContentsPart, offset: u64, bytes: &mut [u8]) {
         match self {
             Self::Noise => pattern::write(part.key(), offset, bytes),
             Self::Weights => {
@@ -67,20 +67,20 @@ impl Contents {
     }
 
     /// Compares with what [`Self::write_part`] writes.
-    pub(crate) fn first_mismatch(self, part: Part, offset: u64, bytes: &[u8]) -> Option<usize> {
+    pub(crate) fn first_mismatch(self, part: ContentsPart, offset: u64, bytes: &[u8]) -> Option<usize> {
         pattern::first_mismatch(offset, bytes, |at, expected| self.write_part(part, at, expected))
     }
 }
 
 /// What the bytes depend on, beside their offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct ContentsPart {
     pub(crate) block: u64,
     /// 0 until it is changed.
     pub(crate) version: u64,
 }
 
-impl Part {
+impl ContentsPart {
     fn key(self) -> Key {
         Key::of([self.block, self.version])
     }
@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn parts_fit_together_and_every_wrong_byte_is_found() {
         for contents in Contents::ALL {
-            let part = Part { block: 5, version: 1 };
+            let part = ContentsPart { block: 5, version: 1 };
             let mut whole = vec![0; 1500 * 2 + 1];
             contents.write_part(part, 1024, &mut whole);
             let mut parts = vec![0; whole.len()];
@@ -193,7 +193,7 @@ mod tests {
                 assert_eq!(contents.first_mismatch(part, 1024, &whole), Some(at), "{contents}");
                 whole[at] ^= 0x10;
             }
-            let unchanged = Part { version: 0, ..part };
+            let unchanged = ContentsPart { version: 0, ..part };
             assert!(contents.first_mismatch(unchanged, 1024, &whole).is_some_and(|at| at < 8), "{contents}");
         }
     }

@@ -1,12 +1,11 @@
 //! Memory of this process.
 
-use std::fs;
-
 /// Where the system reports it.
 pub(crate) fn resident_bytes() -> Option<u64> {
-    let statm = fs::read_to_string("/proc/self/statm").ok()?;
-    let pages: u64 = statm.split_whitespace().nth(1)?.parse().ok()?;
-    pages.checked_mul(rustix::param::page_size() as u64)
+    #[cfg(target_os = "linux")]
+    return poorwill_driver::system::proc::resident_bytes();
+    #[cfg(not(target_os = "linux"))]
+    return None;
 }
 
 /// A page that was never written has no memory.

@@ -1,19 +1,23 @@
 //! `poorwill man`: man pages, as section 1 of the manual.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::Command;
 use clap_mangen::Man;
 
-use crate::failure::Failure;
-use crate::reference::visible_commands;
+use poorwill_local::failure::Failure;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ManArgs {
+    /// Folder for one page per command, created if missing; without it the main page goes to standard output
+    dir: Option<PathBuf>,
+}
 
 /// The main page, or a summary after writing all pages to `dir`.
-pub(crate) fn run(dir: Option<&Path>) -> Result<String, Failure> {
-    let mut main = visible_commands();
+pub(crate) fn run(args: &ManArgs, mut main: Command) -> Result<String, Failure> {
     main.build();
-    let Some(dir) = dir else { return page(&main) };
+    let Some(dir) = &args.dir else { return page(&main) };
     let cannot = |action: &str, path: &Path, error: &io::Error| {
         Failure::new(format!("cannot {action} {path:?}: {error}; choose a folder that can be written"))
     };

@@ -1,22 +1,13 @@
-//! Another process, as `/proc` shows it, before anything is asked of it.
+//! Another process, before anything is asked of it.
 //!
 //! Promise: what passes [`expect`] was alive, is a process and no thread, and belongs to a user that the caller may act
 //! for. It may end at any time.
 
-use std::fs;
 use std::time::{Duration, Instant};
 
 use poorwill_core::hibernation::{CheckpointError, CheckpointErrorKind, CheckpointStep};
 
-/// What `/proc/PID/status` says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Status {
-    /// The process that it is a thread of; its own number for a process.
-    process: u32,
-    /// `R`, `S`, `T` and so on.
-    letter: char,
-    effective_uid: u32,
-}
+use crate::system::proc::{self, ProcessStatus};
 
 /// Fails unless `pid` is another process, which lives and may be acted upon.
 pub(crate) fn expect(step: CheckpointStep, pid: u32) -> Result<(), CheckpointError> {
@@ -52,27 +43,13 @@ pub(crate) fn ends_within(pid: u32, wait_max: Duration) -> bool {
 
 /// Whether it has been killed, or has begun to end otherwise.
 pub(crate) fn is_ending(pid: u32) -> bool {
-    const SIGKILL: u64 = 1 << 8;
-    /// `PF_EXITING`.
-    const EXITING: u64 = 1 << 2;
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let signals =
-        status.lines().filter_map(|line| line.strip_prefix("SigPnd:").or(line.strip_prefix("ShdPnd:")));
-    let is_killed =
-        signals.filter_map(|mask| u64::from_str_radix(mask.trim(), 16).ok()).any(|mask| mask & SIGKILL != 0);
-    is_killed || stat(pid, 9).is_none_or(|flags| flags & EXITING != 0)
+    let is_killed = proc::status(pid).ok().flatten().is_some_and(|status| status.is_killed);
+    is_killed || proc::stat(pid).ok().flatten().is_none_or(|stat| stat.is_exiting)
 }
 
 /// When it was started, in the system's ticks. Another process with its number has another start.
 pub(crate) fn started(pid: u32) -> Option<u64> {
-    stat(pid, 22)
-}
-
-/// A field of `/proc/PID/stat`, counted from 1. The name, which is the second, may have spaces.
-fn stat(pid: u32, field: usize) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, fields) = text.rsplit_once(')')?;
-    fields.split_whitespace().nth(field.checked_sub(3)?)?.parse().ok()
+    proc::key(pid).ok().flatten().map(|key| key.start_ticks)
 }
 
 /// Whether a signal or a debugger has stopped it.
@@ -81,18 +58,9 @@ pub(crate) fn is_stopped(pid: u32) -> bool {
 }
 
 /// `None` without such a process, for a thread, and for one that has ended and whose parent has not looked yet.
-fn status(pid: u32) -> Option<Status> {
-    let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    parse(&text).filter(|status| status.process == pid && !matches!(status.letter, 'Z' | 'X'))
-}
-
-fn parse(text: &str) -> Option<Status> {
-    let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
-    Some(Status {
-        process: value("Tgid:")?.trim().parse().ok()?,
-        letter: value("State:")?.trim().chars().next()?,
-        effective_uid: value("Uid:")?.split_whitespace().nth(1)?.parse().ok()?,
-    })
+fn status(pid: u32) -> Option<ProcessStatus> {
+    let status = proc::status(pid).ok().flatten();
+    status.filter(|status| status.process == pid && !matches!(status.letter, 'Z' | 'X'))
 }
 
 /// Why a user may not act on another one's process; root may.
@@ -105,17 +73,6 @@ fn refused(own_uid: u32, uid: u32) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_status_is_read() {
-        let text = "Name:\tpython3\nUmask:\t0022\nState:\tT (stopped)\nTgid:\t41\nPid:\t42\nUid:\t1000\t1001\t0\t0\n";
-        assert_eq!(parse(text), Some(Status { process: 41, letter: 'T', effective_uid: 1001 }));
-        for malformed in
-            ["", "Name:\tx\n", "State:\tR\nTgid:\t1\nUid:\t1\n", "State:\t\nTgid:\t1\nUid:\t1\t2\n"]
-        {
-            assert_eq!(parse(malformed), None, "{malformed:?}");
-        }
-    }
 
     #[test]
     fn another_users_process_is_refused_and_root_may() {
@@ -135,7 +92,7 @@ mod tests {
         assert!(started(std::process::id()).is_some() && !is_ending(std::process::id()));
         let (end, ended) = std::sync::mpsc::channel::<()>();
         let other = std::thread::spawn(move || ended.recv().unwrap_err());
-        let threads = fs::read_dir("/proc/self/task").unwrap();
+        let threads = std::fs::read_dir("/proc/self/task").unwrap();
         let numbers = threads.map(|thread| thread.unwrap().file_name().to_str().unwrap().parse().unwrap());
         let mut others = numbers.filter(|number: &u32| *number != std::process::id());
         let thread = others.next().expect("there is at least the one that waits");

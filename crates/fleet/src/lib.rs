@@ -17,4 +17,3 @@ pub mod name;
 pub mod policy;
 pub mod records;
 pub mod session;
-pub mod tls;

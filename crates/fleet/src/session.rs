@@ -26,6 +26,23 @@ const RENEWALS: u32 = 3;
 /// Attempts in that time while none succeeds.
 const ATTEMPTS: u32 = 20;
 
+/// A lease that is shorter would end at every pause of a machine.
+const LEASE_MIN: Duration = Duration::from_secs(2);
+const LEASE_MAX: Duration = Duration::from_secs(3600);
+const LEASE: Duration = Duration::from_secs(10);
+
+/// The time of a lease, as it is configured or usual.
+///
+/// # Errors
+/// No lease may have it.
+pub fn check_lease(lease: Option<Duration>) -> Result<Duration, String> {
+    let lease = lease.unwrap_or(LEASE);
+    if lease.subsec_nanos() > 0 || !(LEASE_MIN..=LEASE_MAX).contains(&lease) {
+        return Err(format!("lease is {lease:?}; say whole seconds from 2 s to 1 h"));
+    }
+    Ok(lease)
+}
+
 /// Tells whether a lease is certain to live. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct LeaseClock(Arc<AtomicU64>);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use poorwill_fleet::etcd::{Etcd, Limits};
 use poorwill_fleet::session::Session;
-use poorwill_fleet::tls::{ClientFiles, ClientTls, FileKind, Identity, ServerFiles, ServerTls};
+use poorwill_net::tls::{ClientFiles, ClientTls, FileKind, Identity, ServerFiles, ServerTls};
 use poorwill_testkit::certificates::{Authority, Files, Use};
 use poorwill_testkit::etcd::Servers;
 use poorwill_testkit::watchdog::TEST_TIMEOUT;

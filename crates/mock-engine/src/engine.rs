@@ -12,8 +12,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::failure::Failure;
 use crate::fault::{Fault, Faults};
-use crate::memory::{Contents, Memory, Part};
-use crate::metrics::Counts;
+use crate::memory::{Contents, Memory, MemoryPart};
+use crate::metrics::{self, Counts, Report};
 use crate::residue::Residue;
 
 /// The slowdown of [`Fault::Slow`].
@@ -21,27 +21,27 @@ const SLOWDOWN: u32 = 10;
 
 #[derive(Debug)]
 pub(crate) struct Engine {
-    pub(crate) model: String,
-    pub(crate) memory: Arc<Memory>,
+    model: String,
+    memory: Arc<Memory>,
     residue: Arc<Residue>,
-    pub(crate) faults: Arc<Faults>,
-    pub(crate) counts: Arc<Counts>,
+    faults: Arc<Faults>,
+    counts: Arc<Counts>,
     token_time: Duration,
     /// Shared while generating, exclusive while moving memory.
-    pub(crate) memory_lock: Arc<RwLock<()>>,
+    memory_lock: Arc<RwLock<()>>,
     /// Counts sleeps that aborted requests.
-    pub(crate) aborts: watch::Sender<u64>,
+    aborts: watch::Sender<u64>,
     /// Whether requests pause until the wake.
-    pub(crate) is_pausing: watch::Sender<bool>,
-    state: Mutex<State>,
+    is_pausing: watch::Sender<bool>,
+    state: Mutex<EngineState>,
     /// Ends all tasks.
-    pub(crate) end: CancellationToken,
+    end: CancellationToken,
     crash: OnceLock<Fault>,
 }
 
 /// The state that the engine reports.
 #[derive(Debug, Clone, Copy, Default)]
-struct State {
+struct EngineState {
     weights_sleep: bool,
     kv_cache_sleeps: bool,
     /// Set by a sleep of level 0, which does nothing else.
@@ -52,22 +52,22 @@ struct State {
     is_corrupt: bool,
 }
 
-impl State {
+impl EngineState {
     fn is_asleep(self) -> bool {
         self.weights_sleep || self.kv_cache_sleeps || self.scheduling_stopped
     }
 
-    fn sleeps(self, part: Part) -> bool {
+    fn sleeps(self, part: MemoryPart) -> bool {
         match part {
-            Part::Weights => self.weights_sleep,
-            Part::KvCache => self.kv_cache_sleeps,
+            MemoryPart::Weights => self.weights_sleep,
+            MemoryPart::KvCache => self.kv_cache_sleeps,
         }
     }
 
-    fn set(&mut self, part: Part, sleeps: bool) {
+    fn set(&mut self, part: MemoryPart, sleeps: bool) {
         match part {
-            Part::Weights => self.weights_sleep = sleeps,
-            Part::KvCache => self.kv_cache_sleeps = sleeps,
+            MemoryPart::Weights => self.weights_sleep = sleeps,
+            MemoryPart::KvCache => self.kv_cache_sleeps = sleeps,
         }
     }
 
@@ -110,6 +110,52 @@ impl Engine {
         }
     }
 
+    pub(crate) fn model(&self) -> &str {
+        &self.model
+    }
+
+    pub(crate) fn faults(&self) -> &Faults {
+        &self.faults
+    }
+
+    pub(crate) fn counts(&self) -> &Arc<Counts> {
+        &self.counts
+    }
+
+    /// Shared while generating, exclusive while moving memory.
+    pub(crate) fn memory_lock(&self) -> &Arc<RwLock<()>> {
+        &self.memory_lock
+    }
+
+    /// Counts sleeps that aborted requests.
+    pub(crate) fn aborts(&self) -> &watch::Sender<u64> {
+        &self.aborts
+    }
+
+    /// Whether requests pause until the wake.
+    pub(crate) fn is_pausing(&self) -> &watch::Sender<bool> {
+        &self.is_pausing
+    }
+
+    /// Ends all tasks.
+    pub(crate) fn end(&self) -> &CancellationToken {
+        &self.end
+    }
+
+    /// In Prometheus' text format.
+    pub(crate) async fn metrics(&self) -> Result<String, Failure> {
+        let held = self.with_memory(|memory| Ok((memory.held_bytes()?, memory.leaked_bytes()))).await?;
+        let (held_bytes, leaked_bytes) = held;
+        Ok(metrics::text(&Report {
+            model: &self.model,
+            counts: &self.counts,
+            faults: &self.faults,
+            sleep_state: self.sleep_state(),
+            held_bytes,
+            leaked_bytes,
+        }))
+    }
+
     pub(crate) async fn sleep(&self, level: u8, mode: Mode) -> Result<(), Failure> {
         self.maybe_refuse("sleep")?;
         match mode {
@@ -137,15 +183,15 @@ impl Engine {
             return Ok(());
         }
         if self.faults.occurs(Fault::CrashesInSleep) {
-            self.with_memory(|memory| memory.release(&[Part::Weights])).await?;
+            self.with_memory(|memory| memory.release(&[MemoryPart::Weights])).await?;
             return self.crash(Fault::CrashesInSleep).await;
         }
-        let released: &'static [Part] = if self.faults.occurs(Fault::KeepsMemory) {
+        let released: &'static [MemoryPart] = if self.faults.occurs(Fault::KeepsMemory) {
             &[]
         } else if self.faults.occurs(Fault::KeepsSome) {
-            &[Part::Weights]
+            &[MemoryPart::Weights]
         } else {
-            &Part::ALL
+            &MemoryPart::ALL
         };
         let leaks = self.faults.occurs(Fault::Leaks);
         self.with_memory(move |memory| {
@@ -156,7 +202,7 @@ impl Engine {
         })
         .await?;
         let mut state = self.state();
-        Part::ALL.into_iter().for_each(|part| state.set(part, true));
+        MemoryPart::ALL.into_iter().for_each(|part| state.set(part, true));
         state.level = level;
         Ok(())
     }
@@ -173,18 +219,20 @@ impl Engine {
         let before = *self.state();
         let named: Option<Vec<&str>> =
             tags.map(|tags| tags.iter().map(String::as_str).filter(|tag| *tag != "scheduling").collect());
-        let sleepers: Vec<Part> = Part::ALL.into_iter().filter(|part| before.sleeps(*part)).collect();
+        let sleepers: Vec<MemoryPart> =
+            MemoryPart::ALL.into_iter().filter(|part| before.sleeps(*part)).collect();
         let is_sleeper = |name: &&str| sleepers.iter().any(|part| part.name() == *name);
         if named.as_ref().is_some_and(|named| !named.iter().all(is_sleeper)) {
             // vLLM logs that this part does not sleep, and answers 200.
             return Ok(!before.is_asleep());
         }
-        let is_wanted =
-            |part: &Part| named.as_ref().is_none_or(|named| named.iter().any(|name| *name == part.name()));
-        let wanted: Vec<Part> = sleepers.iter().copied().filter(is_wanted).collect();
+        let is_wanted = |part: &MemoryPart| {
+            named.as_ref().is_none_or(|named| named.iter().any(|name| *name == part.name()))
+        };
+        let wanted: Vec<MemoryPart> = sleepers.iter().copied().filter(is_wanted).collect();
         let is_partial = !wanted.is_empty() && self.wake_parts(&wanted, before.level).await?;
         let mut state = self.state();
-        let woken = wanted.iter().filter(|part| !(is_partial && **part == Part::KvCache));
+        let woken = wanted.iter().filter(|part| !(is_partial && **part == MemoryPart::KvCache));
         woken.for_each(|part| state.set(*part, false));
         if !(state.weights_sleep || state.kv_cache_sleeps) {
             state.scheduling_stopped = false;
@@ -194,20 +242,20 @@ impl Engine {
     }
 
     /// Returns whether the wake was partial.
-    async fn wake_parts(&self, wanted: &[Part], level: u8) -> Result<bool, Failure> {
+    async fn wake_parts(&self, wanted: &[MemoryPart], level: u8) -> Result<bool, Failure> {
         let mut woken = wanted.to_vec();
-        if woken.contains(&Part::Weights) {
+        if woken.contains(&MemoryPart::Weights) {
             let is_corrupt = self.faults.occurs(Fault::Gibberish);
             self.state().is_corrupt = is_corrupt;
         }
         let contents = if level == 2 { Contents::Undefined } else { self.state().contents() };
         if self.faults.occurs(Fault::CrashesInWake) {
-            self.with_memory(move |memory| memory.restore(&[Part::Weights], contents)).await?;
+            self.with_memory(move |memory| memory.restore(&[MemoryPart::Weights], contents)).await?;
             return self.crash(Fault::CrashesInWake).await;
         }
         let is_partial = self.faults.occurs(Fault::WakesByHalf);
         if is_partial {
-            woken.retain(|part| *part != Part::KvCache);
+            woken.retain(|part| *part != MemoryPart::KvCache);
         }
         if !self.faults.occurs(Fault::WakesEmpty) {
             self.with_memory(move |memory| memory.restore(&woken, contents)).await?;
@@ -291,7 +339,7 @@ impl Engine {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, EngineState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -8,6 +8,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::{OwnedRwLockReadGuard, watch};
 use tokio::time::{Instant, sleep_until};
 
+use crate::delta::{Delta, Finish, GenerateRequest};
 use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::fault::Fault;
@@ -18,45 +19,6 @@ use crate::text::Text;
 /// How long a crash in a stream waits, so that earlier tokens are sent.
 const FLUSH_DELAY: Duration = Duration::from_millis(100);
 
-#[derive(Debug, Clone)]
-pub(crate) struct GenerateRequest {
-    /// One choice per prompt.
-    pub(crate) prompts: Vec<String>,
-    pub(crate) prompt_tokens: u64,
-    /// `None`: until the text ends.
-    pub(crate) max_tokens: Option<u32>,
-    /// Whether to continue after the text's end.
-    pub(crate) ignore_eos: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Finish {
-    Stop,
-    Length,
-    Abort,
-}
-
-impl Finish {
-    pub(crate) const ALL: [Self; 3] = [Self::Stop, Self::Length, Self::Abort];
-
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Stop => "stop",
-            Self::Length => "length",
-            Self::Abort => "abort",
-        }
-    }
-}
-
-/// A token, an end, or both.
-#[derive(Debug, Clone)]
-pub(crate) struct Delta {
-    pub(crate) choice: usize,
-    /// `None` if a choice ends without another token.
-    pub(crate) text: Option<String>,
-    pub(crate) finish: Option<Finish>,
-}
-
 /// Starts a request; dropping the receiver stops it. If the channel closes before every choice has ended, the
 /// engine has crashed.
 pub(crate) async fn begin(
@@ -65,7 +27,7 @@ pub(crate) async fn begin(
 ) -> Result<UnboundedReceiver<Delta>, Failure> {
     let admitted = Admitted::of(engine, request.prompt_tokens).await?;
     let (tx, rx) = mpsc::unbounded_channel();
-    let end = engine.end.clone();
+    let end = engine.end().clone();
     tokio::spawn(async move { end.run_until_cancelled(admitted.run(&request, &tx)).await });
     Ok(rx)
 }
@@ -95,10 +57,10 @@ struct Admitted {
 impl Admitted {
     /// Waits until no call moves memory, and fails if the engine sleeps then.
     async fn of(engine: &Arc<Engine>, prompt_tokens: u64) -> Result<Self, Failure> {
-        let mut running = Running::new(Arc::clone(&engine.counts));
+        let mut running = Running::new(Arc::clone(engine.counts()));
         // Before the lock is taken, so that no later sleep is missed.
-        let aborts = engine.aborts.subscribe();
-        let memory_lock = Arc::clone(&engine.memory_lock).read_owned().await;
+        let aborts = engine.aborts().subscribe();
+        let memory_lock = Arc::clone(engine.memory_lock()).read_owned().await;
         if engine.is_asleep() {
             running.refuse();
             let reason = "the engine is asleep: POST /wake_up first";
@@ -114,7 +76,7 @@ impl Admitted {
         let texts: Vec<(Text, u32, Finish)> =
             request.prompts.iter().map(|prompt| self.text(request, prompt)).collect();
         let all: u64 = texts.iter().map(|(_, len, _)| u64::from(*len)).sum();
-        let crash_at = self.engine.faults.occurs(Fault::CrashesInStream).then_some(all / 2);
+        let crash_at = self.engine.faults().occurs(Fault::CrashesInStream).then_some(all / 2);
         let token_time = self.engine.token_time();
         if !self.maybe_hang(tx.closed()).await {
             return self.abort_choices(0, texts.len(), tx);
@@ -131,7 +93,7 @@ impl Admitted {
                 if !self.wait_until(at, tx).await {
                     return self.abort_choices(choice, texts.len(), tx);
                 }
-                if *self.engine.is_pausing.borrow() {
+                if *self.engine.is_pausing().borrow() {
                     if !self.wait_for_wake(tx).await {
                         return self.abort_choices(choice, texts.len(), tx);
                     }
@@ -149,7 +111,7 @@ impl Admitted {
     }
 
     fn text(&self, request: &GenerateRequest, prompt: &str) -> (Text, u32, Finish) {
-        let text = Text::new(&self.engine.model, prompt);
+        let text = Text::new(self.engine.model(), prompt);
         match request.max_tokens {
             Some(max) if request.ignore_eos || max < text.len() => (text, max, Finish::Length),
             _ => (text, text.len(), Finish::Stop),
@@ -169,13 +131,13 @@ impl Admitted {
     /// Hangs under [`Fault::HangsInAnswer`], until that is cleared. Returns false if the request was aborted
     /// or its client left.
     async fn maybe_hang(&mut self, disconnected: impl Future<Output = ()>) -> bool {
-        if !self.engine.faults.occurs(Fault::HangsInAnswer) {
+        if !self.engine.faults().occurs(Fault::HangsInAnswer) {
             return true;
         }
         tokio::select! {
             () = disconnected => false,
             _ = self.aborts.changed() => false,
-            () = self.engine.faults.cleared(Fault::HangsInAnswer) => true,
+            () = self.engine.faults().cleared(Fault::HangsInAnswer) => true,
         }
     }
 
@@ -183,13 +145,13 @@ impl Admitted {
     /// engine sleeps again, or the client left.
     async fn wait_for_wake(&mut self, tx: &UnboundedSender<Delta>) -> bool {
         self.memory_lock = None;
-        let mut is_pausing = self.engine.is_pausing.subscribe();
+        let mut is_pausing = self.engine.is_pausing().subscribe();
         tokio::select! {
             () = tx.closed() => return false,
             // The engine holds the sender.
             _ = is_pausing.wait_for(|is_pausing| !is_pausing) => {}
         }
-        let memory_lock = Arc::clone(&self.engine.memory_lock).read_owned().await;
+        let memory_lock = Arc::clone(self.engine.memory_lock()).read_owned().await;
         if self.engine.is_asleep() {
             return false;
         }

@@ -25,7 +25,10 @@
 #![forbid(unsafe_code)]
 
 mod api;
+mod delta;
 mod engine;
+mod error;
+mod extract;
 mod failure;
 mod fault;
 mod generate;
@@ -50,12 +53,13 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use poorwill::ByteSize;
-use poorwill_rotate::serve;
+use poorwill_net::accept;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::{task, time};
 use tokio_util::sync::CancellationToken;
 
 pub use self::api::{Api, Like, ParseNameError};
+pub use self::error::MockEngineError;
 pub use self::fault::{Fault, FaultSpec, ParseFaultError};
 
 use self::engine::Engine;
@@ -116,28 +120,6 @@ pub enum Ended {
     Crashed(Fault),
 }
 
-/// Why a mock engine cannot run.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum MockEngineError {
-    /// Its memory cannot be allocated.
-    #[error("a mock engine cannot hold {bytes}: {reason}")]
-    Memory {
-        /// The requested size.
-        bytes: ByteSize,
-        /// Why, and what would help.
-        reason: String,
-    },
-    /// Its process cannot be registered, or has no memory for its residue.
-    #[error(
-        "a mock engine's process cannot hold its residue, or be registered as one that can leave its device"
-    )]
-    Process(#[source] io::Error),
-    /// Its listener cannot be used.
-    #[error("the mock engine cannot take connections")]
-    Listen(#[from] io::Error),
-}
-
 /// Allocates the memory, and serves until `shutdown` completes or a fault crashes it.
 ///
 /// Connections wait until the memory is written. When this returns, all its tasks have ended; the memory is
@@ -168,7 +150,7 @@ pub async fn serve(
     let (memory, residue) = opened.map_err(join_error)??;
     let token_time = Duration::from_secs(1) / tokens_per_s.get();
     let engine = Arc::new(Engine::new(model, (memory, residue), faults, token_time));
-    let _ending = engine.end.clone().drop_guard();
+    let _ending = engine.end().clone().drop_guard();
     let router = paths::router(Arc::clone(&engine), &serves, like);
     Ok(serve_engine(&engine, router, listener, grace, shutdown).await?)
 }
@@ -184,7 +166,7 @@ async fn serve_engine(
     let closing = CancellationToken::new();
     let until = closing.clone();
     // Dropping the future closes its connections.
-    let served = serve::accept(listener, "mock engine", serve::UNLIMITED, &closing, |stream| {
+    let served = accept::accept(listener, "mock engine", accept::UNLIMITED, &closing, |stream| {
         serve_connection(stream, service.clone(), until.clone())
     });
     let shut_down = async {
@@ -194,7 +176,7 @@ async fn serve_engine(
     };
     tokio::select! {
         biased;
-        () = engine.end.cancelled() => {}
+        () = engine.end().cancelled() => {}
         served = served => served?,
         () = shut_down => {}
     }
@@ -210,7 +192,7 @@ async fn serve_connection(
     let _ = stream.set_nodelay(true);
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new());
-    if let Err(error) = serve::answer(&http, TokioIo::new(stream), service, &shutdown).await {
+    if let Err(error) = accept::answer(&http, TokioIo::new(stream), service, &shutdown).await {
         tracing::debug!(%error, "a connection of the mock engine broke");
     }
 }

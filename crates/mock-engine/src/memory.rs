@@ -10,7 +10,7 @@ use poorwill::{
     AllocRequest, Arena, Block, ByteSize, Config, DeviceSpec, PoolError, Tag, WakeRequest, chain,
 };
 
-use crate::MockEngineError;
+use crate::error::MockEngineError;
 use crate::random::{hash, mix};
 
 /// The minimum size.
@@ -32,12 +32,12 @@ const WEIGHTS_PAGES: u64 = 16;
 const KV_CACHE_PAGES: u64 = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum MemoryPart {
     Weights,
     KvCache,
 }
 
-impl Part {
+impl MemoryPart {
     pub(crate) const ALL: [Self; 2] = [Self::Weights, Self::KvCache];
 
     /// vLLM's name for it.
@@ -98,14 +98,14 @@ impl Memory {
             .map_err(|error| fail(chain(&error)))?;
         let pool_error = |error: PoolError| fail(chain(&error));
         let kv_cache_bytes = bytes / 2;
-        let alloc = |bytes, part: Part| arena.alloc(&AllocRequest::new(bytes, part.tag()));
-        let weights = alloc(bytes - kv_cache_bytes, Part::Weights).map_err(pool_error)?;
-        let kv_cache = alloc(kv_cache_bytes, Part::KvCache).map_err(pool_error)?;
+        let alloc = |bytes, part: MemoryPart| arena.alloc(&AllocRequest::new(bytes, part.tag()));
+        let weights = alloc(bytes - kv_cache_bytes, MemoryPart::Weights).map_err(pool_error)?;
+        let kv_cache = alloc(kv_cache_bytes, MemoryPart::KvCache).map_err(pool_error)?;
         let seed = hash(model.as_bytes());
         let mut memory = Self { arena, weights, kv_cache, seed, expected: 0, leaked: Mutex::new(Vec::new()) };
         memory.expected = memory.expected();
-        memory.fill(Part::Weights, Contents::Right).map_err(pool_error)?;
-        memory.fill(Part::KvCache, Contents::Right).map_err(pool_error)?;
+        memory.fill(MemoryPart::Weights, Contents::Right).map_err(pool_error)?;
+        memory.fill(MemoryPart::KvCache, Contents::Right).map_err(pool_error)?;
         Ok(memory)
     }
 
@@ -119,7 +119,7 @@ impl Memory {
     }
 
     /// Releases halves; released ones stay so.
-    pub(crate) fn release(&self, parts: &[Part]) -> Result<(), PoolError> {
+    pub(crate) fn release(&self, parts: &[MemoryPart]) -> Result<(), PoolError> {
         if parts.is_empty() {
             return Ok(());
         }
@@ -129,13 +129,13 @@ impl Memory {
 
     /// Maps released halves again, and writes them. Others stay as they are, unless their contents must be
     /// wrong.
-    pub(crate) fn restore(&self, parts: &[Part], weights: Contents) -> Result<(), PoolError> {
+    pub(crate) fn restore(&self, parts: &[MemoryPart], weights: Contents) -> Result<(), PoolError> {
         for part in parts {
             let is_gone = !self.is_mapped(*part)?;
             if is_gone {
                 self.arena.wake(&WakeRequest::of([part.tag()]))?;
             }
-            let contents = if *part == Part::Weights { weights } else { Contents::Right };
+            let contents = if *part == MemoryPart::Weights { weights } else { Contents::Right };
             if is_gone || contents == Contents::Wrong {
                 self.fill(*part, contents)?;
             }
@@ -143,13 +143,13 @@ impl Memory {
         Ok(())
     }
 
-    pub(crate) fn is_mapped(&self, part: Part) -> Result<bool, PoolError> {
+    pub(crate) fn is_mapped(&self, part: MemoryPart) -> Result<bool, PoolError> {
         Ok(self.arena.tag_state(&part.tag())?.is_held())
     }
 
     /// Writes the weights, if they are mapped.
     pub(crate) fn load_weights(&self, contents: Contents) -> Result<(), PoolError> {
-        if self.is_mapped(Part::Weights)? { self.fill(Part::Weights, contents) } else { Ok(()) }
+        if self.is_mapped(MemoryPart::Weights)? { self.fill(MemoryPart::Weights, contents) } else { Ok(()) }
     }
 
     pub(crate) fn leak(&self) {
@@ -178,8 +178,8 @@ impl Memory {
         let noise = noise(self.seed);
         self.sampled_pages().fold(0, |seen, (part, offset)| {
             let page = match part {
-                Part::KvCache => vec![0; PAGE_BYTES],
-                Part::Weights => {
+                MemoryPart::KvCache => vec![0; PAGE_BYTES],
+                MemoryPart::Weights => {
                     let at = usize::try_from(offset).unwrap_or(0) % WRITE_BYTES;
                     let mut page = noise[at..at + PAGE_BYTES].to_vec();
                     stamp(&mut page, self.seed, offset);
@@ -191,25 +191,25 @@ impl Memory {
     }
 
     /// Pages at even distances, including the first and the last.
-    fn sampled_pages(&self) -> impl Iterator<Item = (Part, u64)> {
+    fn sampled_pages(&self) -> impl Iterator<Item = (MemoryPart, u64)> {
         let page = u64::try_from(PAGE_BYTES).unwrap_or(u64::MAX);
-        let of = move |part: Part, block: &Block, count: u64| {
+        let of = move |part: MemoryPart, block: &Block, count: u64| {
             let last = block.requested_bytes / page - 1;
             (0..count).map(move |nth| (part, last * nth / (count - 1) * page))
         };
-        of(Part::Weights, &self.weights, WEIGHTS_PAGES).chain(of(
-            Part::KvCache,
+        of(MemoryPart::Weights, &self.weights, WEIGHTS_PAGES).chain(of(
+            MemoryPart::KvCache,
             &self.kv_cache,
             KV_CACHE_PAGES,
         ))
     }
 
-    fn fill(&self, part: Part, contents: Contents) -> Result<(), PoolError> {
+    fn fill(&self, part: MemoryPart, contents: Contents) -> Result<(), PoolError> {
         let seed = match contents {
             Contents::Wrong => !self.seed,
             Contents::Right | Contents::Undefined => self.seed,
         };
-        let is_noise = part == Part::Weights && contents != Contents::Undefined;
+        let is_noise = part == MemoryPart::Weights && contents != Contents::Undefined;
         let mut run = if is_noise { noise(seed) } else { vec![0; WRITE_BYTES] };
         let block = self.block(part);
         let mut offset = 0;
@@ -232,10 +232,10 @@ impl Memory {
         self.arena.mark_restored(&[part.tag()]).map(drop)
     }
 
-    fn block(&self, part: Part) -> &Block {
+    fn block(&self, part: MemoryPart) -> &Block {
         match part {
-            Part::Weights => &self.weights,
-            Part::KvCache => &self.kv_cache,
+            MemoryPart::Weights => &self.weights,
+            MemoryPart::KvCache => &self.kv_cache,
         }
     }
 }
@@ -262,16 +262,16 @@ mod tests {
     fn restored_bytes_are_right_wrong_or_missing() {
         let memory = Memory::open("one", BYTES).unwrap();
         assert_eq!(memory.sample().unwrap(), Sampled::Bytes(0));
-        memory.release(&Part::ALL).unwrap();
+        memory.release(&MemoryPart::ALL).unwrap();
         assert_eq!((memory.sample().unwrap(), memory.held_bytes().unwrap()), (Sampled::Nothing, 0));
-        memory.restore(&Part::ALL, Contents::Right).unwrap();
+        memory.restore(&MemoryPart::ALL, Contents::Right).unwrap();
         assert_eq!(memory.sample().unwrap(), Sampled::Bytes(0));
         assert!(memory.held_bytes().unwrap() >= BYTES);
-        memory.release(&Part::ALL).unwrap();
-        memory.restore(&Part::ALL, Contents::Wrong).unwrap();
+        memory.release(&MemoryPart::ALL).unwrap();
+        memory.restore(&MemoryPart::ALL, Contents::Wrong).unwrap();
         assert!(matches!(memory.sample().unwrap(), Sampled::Bytes(1..)));
-        memory.release(&[Part::Weights]).unwrap();
-        memory.restore(&Part::ALL, Contents::Undefined).unwrap();
+        memory.release(&[MemoryPart::Weights]).unwrap();
+        memory.restore(&MemoryPart::ALL, Contents::Undefined).unwrap();
         assert_eq!(memory.sample().unwrap(), Sampled::Nothing);
         assert!(memory.held_bytes().unwrap() >= BYTES);
         memory.load_weights(Contents::Right).unwrap();
@@ -309,7 +309,7 @@ mod tests {
     fn leaked_memory_stays() {
         let memory = Memory::open("one", BYTES_MIN).unwrap();
         memory.leak();
-        memory.release(&Part::ALL).unwrap();
+        memory.release(&MemoryPart::ALL).unwrap();
         memory.leak();
         assert_eq!(memory.leaked_bytes(), 2 * LEAK_BYTES);
     }

@@ -4,10 +4,8 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-use crate::engine::Engine;
-use crate::failure::Failure;
-use crate::fault::Fault;
-use crate::generate::Finish;
+use crate::delta::Finish;
+use crate::fault::{Fault, Faults};
 
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
@@ -82,11 +80,21 @@ impl Drop for Running {
     }
 }
 
+/// What an engine reports of itself.
+#[derive(Debug)]
+pub(crate) struct Report<'a> {
+    pub(crate) model: &'a str,
+    pub(crate) counts: &'a Counts,
+    pub(crate) faults: &'a Faults,
+    pub(crate) sleep_state: &'static str,
+    pub(crate) held_bytes: u64,
+    pub(crate) leaked_bytes: usize,
+}
+
 /// All metrics, in Prometheus' text format.
-pub(crate) async fn text(engine: &Engine) -> Result<String, Failure> {
-    let held_bytes = engine.with_memory(|memory| Ok((memory.held_bytes()?, memory.leaked_bytes()))).await?;
-    let counts = &engine.counts;
-    let model = engine.model.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+pub(crate) fn text(report: &Report<'_>) -> String {
+    let counts = report.counts;
+    let model = report.model.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
     let mut text = String::new();
     let mut write = |kind: &str, name: &str, values: &[(String, String)]| {
         // Writing to a `String` cannot fail.
@@ -101,7 +109,7 @@ pub(crate) async fn text(engine: &Engine) -> Result<String, Failure> {
     write("gauge", "vllm:num_requests_running", &now(&counts.running));
     write("gauge", "vllm:num_requests_waiting", &now(&counts.waiting));
     let states = ["awake", "weights_offloaded", "discard_all"].map(|state| {
-        let is_it = engine.sleep_state() == state;
+        let is_it = report.sleep_state == state;
         (format!(",sleep_state=\"{state}\""), u8::from(is_it).to_string())
     });
     write("gauge", "vllm:engine_sleep_state", &states);
@@ -119,10 +127,10 @@ pub(crate) async fn text(engine: &Engine) -> Result<String, Failure> {
     // `mock:lies_total` is the old name, for one release.
     for (name, label) in [("mock:faults_total", "fault"), ("mock:lies_total", "lie")] {
         let faults =
-            Fault::ALL.map(|fault| (format!(",{label}=\"{fault}\""), engine.faults.count(fault).to_string()));
+            Fault::ALL.map(|fault| (format!(",{label}=\"{fault}\""), report.faults.count(fault).to_string()));
         write("counter", name, &faults);
     }
-    write("gauge", "mock:held_bytes", &plain(held_bytes.0.to_string()));
-    write("gauge", "mock:leaked_bytes", &plain(held_bytes.1.to_string()));
-    Ok(text)
+    write("gauge", "mock:held_bytes", &plain(report.held_bytes.to_string()));
+    write("gauge", "mock:leaked_bytes", &plain(report.leaked_bytes.to_string()));
+    text
 }

@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 
 use crate::api::Like;
 use crate::engine::{Engine, Mode};
+use crate::extract::{HttpResult, RequestBody, SharedEngine, read};
 use crate::failure::Failure;
 use crate::fault::Fault;
-use crate::paths::{HttpResult, RequestBody, SharedEngine, read};
 use crate::request::parsed;
 
 pub(crate) fn router(like: Like) -> Router<Arc<Engine>> {
@@ -36,7 +36,7 @@ pub(crate) fn router(like: Like) -> Router<Arc<Engine>> {
 }
 
 fn reports_sleep(engine: &Engine) -> bool {
-    engine.is_asleep() != engine.faults.occurs(Fault::SaysAsleep)
+    engine.is_asleep() != engine.faults().occurs(Fault::SaysAsleep)
 }
 
 async fn is_sleeping(State(engine): SharedEngine) -> Json<Value> {
@@ -98,7 +98,7 @@ async fn collective_rpc(State(engine): SharedEngine, body: RequestBody) -> HttpR
 }
 
 async fn loaded(State(engine): SharedEngine) -> Json<Value> {
-    let model = json!({ "name": engine.model, "model": engine.model });
+    let model = json!({ "name": engine.model(), "model": engine.model() });
     Json(json!({ "models": if reports_sleep(&engine) { vec![] } else { vec![model] } }))
 }
 
@@ -113,7 +113,7 @@ struct Load {
 /// Without a prompt, `keep_alive` of 0 unloads the model, and others load it.
 async fn load_or_unload(State(engine): SharedEngine, body: RequestBody) -> HttpResult {
     let load: Load = parsed(&read(body)?)?;
-    if load.model.as_deref() != Some(&engine.model) {
+    if load.model.as_deref() != Some(engine.model()) {
         let reason = format!("model '{}' not found", load.model.unwrap_or_default());
         return Err(Failure::new(StatusCode::NOT_FOUND, reason));
     }
@@ -127,7 +127,7 @@ async fn load_or_unload(State(engine): SharedEngine, body: RequestBody) -> HttpR
     })
     .await?;
     let reason = if unloads { "unload" } else { "load" };
-    let answer = json!({ "model": engine.model, "response": "", "done": true, "done_reason": reason });
+    let answer = json!({ "model": engine.model(), "response": "", "done": true, "done_reason": reason });
     Ok(Json(answer).into_response())
 }
 
@@ -136,7 +136,7 @@ async fn to_completion<T: Send + 'static>(
     engine: &Engine,
     act: impl Future<Output = Result<T, Failure>> + Send + 'static,
 ) -> Result<T, Failure> {
-    let end = engine.end.clone();
+    let end = engine.end().clone();
     match tokio::spawn(async move { end.run_until_cancelled(act).await }).await {
         Ok(Some(done)) => done,
         // The engine has crashed or is ending: no answer comes, and the connection is about to close.

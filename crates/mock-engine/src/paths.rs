@@ -4,7 +4,6 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -18,21 +17,19 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::api::{Api, Like};
+use crate::delta::{Delta, GenerateRequest};
 use crate::engine::Engine;
+use crate::extract::{HttpResult, RequestBody, SharedEngine, read};
 use crate::failure::Failure;
 use crate::fault::FaultSpec;
-use crate::generate::{self, Delta, GenerateRequest};
+use crate::generate;
+use crate::operator;
 use crate::random::{hash, nth};
 use crate::request::{Chat, Common, Completion, Embed, Encoding, MODEL_LEN_MAX, Rank, Respond, Talk, parsed};
-use crate::shape::{Kind, Shape};
+use crate::shape::{AnswerKind, Shape};
 use crate::text::Text;
-use crate::{metrics, operator};
 
 const BODY_BYTES_MAX: usize = 64 << 20;
-
-pub(crate) type SharedEngine = State<Arc<Engine>>;
-pub(crate) type RequestBody = Result<Bytes, BytesRejection>;
-pub(crate) type HttpResult = Result<Response, Failure>;
 
 pub(crate) fn router(engine: Arc<Engine>, serves: &[Api], like: Like) -> Router {
     let own = Router::new()
@@ -64,11 +61,11 @@ pub(crate) fn router(engine: Arc<Engine>, serves: &[Api], like: Like) -> Router 
 
 async fn models(State(engine): SharedEngine) -> Json<Value> {
     let model = json!({
-        "id": engine.model,
+        "id": engine.model(),
         "object": "model",
         "created": 0,
         "owned_by": "poorwill",
-        "root": engine.model,
+        "root": engine.model(),
         "parent": null,
         "max_model_len": MODEL_LEN_MAX,
     });
@@ -76,50 +73,58 @@ async fn models(State(engine): SharedEngine) -> Json<Value> {
 }
 
 async fn metrics(State(engine): SharedEngine) -> HttpResult {
-    let text = metrics::text(&engine).await?;
+    let text = engine.metrics().await?;
     Ok(([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response())
 }
 
 async fn faults(State(engine): SharedEngine) -> Json<Vec<String>> {
-    Json(engine.faults.names())
+    Json(engine.faults().names())
 }
 
 async fn put_faults(State(engine): SharedEngine, body: RequestBody) -> Result<Json<Vec<String>>, Failure> {
     let names: Vec<String> = parsed(&read(body)?)?;
     let specs: Result<Vec<FaultSpec>, _> = names.iter().map(|name| name.parse()).collect();
-    engine.faults.replace(specs.map_err(|error| Failure::bad(error.to_string()))?);
-    Ok(Json(engine.faults.names()))
+    engine.faults().replace(specs.map_err(|error| Failure::bad(error.to_string()))?);
+    Ok(Json(engine.faults().names()))
 }
 
 async fn completions(State(engine): SharedEngine, headers: HeaderMap, body: RequestBody) -> HttpResult {
     let body = read(body)?;
     let request: Completion = parsed(&body)?;
-    request.common.check(&engine.model)?;
-    answer(&engine, Kind::Completion, &request.common, request.generate_request()?, &id(&headers, &body))
-        .await
+    request.common.check(engine.model())?;
+    answer(
+        &engine,
+        AnswerKind::Completion,
+        &request.common,
+        request.generate_request()?,
+        &id(&headers, &body),
+    )
+    .await
 }
 
 async fn chat(State(engine): SharedEngine, headers: HeaderMap, body: RequestBody) -> HttpResult {
     let body = read(body)?;
     let request: Chat = parsed(&body)?;
-    request.common.check(&engine.model)?;
-    answer(&engine, Kind::Chat, &request.common, request.generate_request()?, &id(&headers, &body)).await
+    request.common.check(engine.model())?;
+    answer(&engine, AnswerKind::Chat, &request.common, request.generate_request()?, &id(&headers, &body))
+        .await
 }
 
 async fn responses(State(engine): SharedEngine, headers: HeaderMap, body: RequestBody) -> HttpResult {
     let body = read(body)?;
     let request: Respond = parsed(&body)?;
-    request.common.check(&engine.model)?;
-    answer(&engine, Kind::Response, &request.common, request.generate_request()?, &id(&headers, &body)).await
+    request.common.check(engine.model())?;
+    answer(&engine, AnswerKind::Response, &request.common, request.generate_request()?, &id(&headers, &body))
+        .await
 }
 
 async fn embeddings(State(engine): SharedEngine, body: RequestBody) -> HttpResult {
     let request: Embed = parsed(&read(body)?)?;
-    request.common.check(&engine.model)?;
+    request.common.check(engine.model())?;
     let (texts, tokens) = request.input.read("input")?;
     let sampled = generate::embed(&engine, tokens).await?;
     let embedding = |(index, text): (usize, &String)| {
-        let numbers = Text::new(&engine.model, text).embedding(sampled);
+        let numbers = Text::new(engine.model(), text).embedding(sampled);
         let embedding = match request.encoding_format {
             Encoding::Float => json!(numbers),
             Encoding::Base64 => {
@@ -131,25 +136,26 @@ async fn embeddings(State(engine): SharedEngine, body: RequestBody) -> HttpResul
     };
     let data: Vec<Value> = texts.iter().enumerate().map(embedding).collect();
     let usage = json!({ "prompt_tokens": tokens, "total_tokens": tokens });
-    let list = json!({ "object": "list", "data": data, "model": engine.model, "usage": usage });
+    let list = json!({ "object": "list", "data": data, "model": engine.model(), "usage": usage });
     Ok(Json(list).into_response())
 }
 
 async fn messages(State(engine): SharedEngine, headers: HeaderMap, body: RequestBody) -> HttpResult {
     let body = read(body)?;
     let request: Talk = parsed(&body)?;
-    request.common.check(&engine.model)?;
-    answer(&engine, Kind::Message, &request.common, request.generate_request()?, &id(&headers, &body)).await
+    request.common.check(engine.model())?;
+    answer(&engine, AnswerKind::Message, &request.common, request.generate_request()?, &id(&headers, &body))
+        .await
 }
 
 async fn rerank(State(engine): SharedEngine, headers: HeaderMap, body: RequestBody) -> HttpResult {
     let body = read(body)?;
     let request: Rank = parsed(&body)?;
-    request.common.check(&engine.model)?;
+    request.common.check(engine.model())?;
     let (documents, tokens) = request.read()?;
     let sampled = generate::embed(&engine, tokens).await?;
     let scored = documents.iter().enumerate().map(|(index, document)| {
-        let pair = Text::new(&engine.model, &format!("{}\n{document}", request.query));
+        let pair = Text::new(engine.model(), &format!("{}\n{document}", request.query));
         (index, document, pair.score(&request.query == document, sampled))
     });
     let mut scored: Vec<(usize, &String, f64)> = scored.collect();
@@ -159,19 +165,19 @@ async fn rerank(State(engine): SharedEngine, headers: HeaderMap, body: RequestBo
     let results: Vec<Value> = scored.into_iter().map(result).collect();
     let id = format!("rerank-{}", id(&headers, &body));
     let usage = json!({ "total_tokens": tokens });
-    let ranked = json!({ "id": id, "model": engine.model, "usage": usage, "results": results });
+    let ranked = json!({ "id": id, "model": engine.model(), "usage": usage, "results": results });
     Ok(Json(ranked).into_response())
 }
 
 /// Generates, and answers as a whole or as a stream.
 async fn answer(
     engine: &Arc<Engine>,
-    kind: Kind,
+    kind: AnswerKind,
     common: &Common,
     generation: GenerateRequest,
     id: &str,
 ) -> HttpResult {
-    let shape = Shape::new(kind, id, &engine.model, generation.prompts.len(), generation.prompt_tokens)
+    let shape = Shape::new(kind, id, engine.model(), generation.prompts.len(), generation.prompt_tokens)
         .including_usage(common.includes_usage());
     let is_streamed = common.is_streamed();
     let deltas = generate::begin(engine, generation).await?;
@@ -213,10 +219,6 @@ fn streamed(mut shape: Shape, deltas: UnboundedReceiver<Delta>) -> Response {
     let opening = (!opening.is_empty()).then(|| Ok(Bytes::from(opening)));
     let body = Body::from_stream(stream::StreamExt::chain(stream::iter(opening), rest));
     ([(CONTENT_TYPE, "text/event-stream; charset=utf-8")], body).into_response()
-}
-
-pub(crate) fn read(body: RequestBody) -> Result<Bytes, Failure> {
-    body.map_err(|rejection| Failure::new(rejection.status(), rejection.body_text()))
 }
 
 /// The client's request identifier, or a hash of the body.

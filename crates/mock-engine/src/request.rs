@@ -6,8 +6,8 @@ use http::StatusCode;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use crate::delta::GenerateRequest;
 use crate::failure::Failure;
-use crate::generate::GenerateRequest;
 
 /// Maximum of prompt and generated text together, in tokens.
 pub(crate) const MODEL_LEN_MAX: u64 = 32_768;

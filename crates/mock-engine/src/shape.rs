@@ -7,10 +7,10 @@ mod message;
 
 use serde_json::{Value, json};
 
-use crate::generate::{Delta, Finish};
+use crate::delta::{Delta, Finish};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum AnswerKind {
     Completion,
     Chat,
     Response,
@@ -20,7 +20,7 @@ pub(crate) enum Kind {
 /// An answer while it is generated.
 #[derive(Debug)]
 pub(crate) struct Shape {
-    kind: Kind,
+    kind: AnswerKind,
     id: String,
     model: String,
     prompt_tokens: u64,
@@ -39,12 +39,12 @@ struct Choice {
 }
 
 impl Shape {
-    pub(crate) fn new(kind: Kind, id: &str, model: &str, choices: usize, prompt_tokens: u64) -> Self {
+    pub(crate) fn new(kind: AnswerKind, id: &str, model: &str, choices: usize, prompt_tokens: u64) -> Self {
         let prefix = match kind {
-            Kind::Completion => "cmpl-",
-            Kind::Chat => "chatcmpl-",
-            Kind::Response => "resp_",
-            Kind::Message => "msg_",
+            AnswerKind::Completion => "cmpl-",
+            AnswerKind::Chat => "chatcmpl-",
+            AnswerKind::Response => "resp_",
+            AnswerKind::Message => "msg_",
         };
         Self {
             kind,
@@ -78,13 +78,13 @@ impl Shape {
     /// The whole answer.
     pub(crate) fn whole(&self) -> Value {
         match self.kind {
-            Kind::Response => return self.response(None),
-            Kind::Message => return self.message(false),
-            Kind::Completion | Kind::Chat => {}
+            AnswerKind::Response => return self.response(None),
+            AnswerKind::Message => return self.message(false),
+            AnswerKind::Completion | AnswerKind::Chat => {}
         }
         let choices: Vec<Value> =
             (0..).zip(&self.choices).map(|(at, choice)| self.choice(at, choice)).collect();
-        let object = if self.kind == Kind::Chat { "chat.completion" } else { "text_completion" };
+        let object = if self.kind == AnswerKind::Chat { "chat.completion" } else { "text_completion" };
         let mut whole = self.envelope(object, &json!(choices));
         whole["usage"] = self.usage();
         whole
@@ -92,7 +92,7 @@ impl Shape {
 
     fn choice(&self, index: usize, choice: &Choice) -> Value {
         let mut value = json!({ "index": index, "logprobs": null, "finish_reason": name(choice.finish) });
-        if self.kind == Kind::Chat {
+        if self.kind == AnswerKind::Chat {
             value["message"] = json!({ "role": "assistant", "content": choice.text });
         } else {
             value["text"] = json!(choice.text);
@@ -103,15 +103,15 @@ impl Shape {
     /// The start of a stream.
     pub(crate) fn opening(&mut self) -> String {
         match self.kind {
-            Kind::Completion => String::new(),
-            Kind::Message => self.message_opening(),
-            Kind::Chat => {
+            AnswerKind::Completion => String::new(),
+            AnswerKind::Message => self.message_opening(),
+            AnswerKind::Chat => {
                 let delta = json!({ "role": "assistant", "content": "" });
                 let choices =
                     json!([{ "index": 0, "delta": delta, "logprobs": null, "finish_reason": null }]);
                 data(&self.envelope("chat.completion.chunk", &choices))
             }
-            Kind::Response => {
+            AnswerKind::Response => {
                 let response = self.response(Some("in_progress"));
                 let item = self.item("in_progress", &json!([]));
                 let part = json!({ "type": "output_text", "text": "", "annotations": [] });
@@ -131,19 +131,19 @@ impl Shape {
         let text = delta.text.as_deref();
         let finish = name(delta.finish);
         match self.kind {
-            Kind::Completion => {
+            AnswerKind::Completion => {
                 let text = text.unwrap_or_default();
                 let choice =
                     json!({ "index": delta.choice, "text": text, "logprobs": null, "finish_reason": finish });
                 data(&self.envelope("text_completion", &json!([choice])))
             }
-            Kind::Chat => {
+            AnswerKind::Chat => {
                 let content = text.map_or(json!({}), |text| json!({ "content": text }));
                 let choice = json!({ "index": delta.choice, "delta": content, "logprobs": null, "finish_reason": finish });
                 data(&self.envelope("chat.completion.chunk", &json!([choice])))
             }
-            Kind::Message => text.map_or(String::new(), Self::message_chunk),
-            Kind::Response => text.map_or(String::new(), |text| {
+            AnswerKind::Message => text.map_or(String::new(), Self::message_chunk),
+            AnswerKind::Response => text.map_or(String::new(), |text| {
                 self.event("response.output_text.delta", self.in_part("delta", &json!(text)))
             }),
         }
@@ -151,18 +151,19 @@ impl Shape {
 
     /// The end of a stream, after each choice has ended.
     pub(crate) fn closing(&mut self) -> String {
-        if self.kind == Kind::Message {
+        if self.kind == AnswerKind::Message {
             return self.message_closing();
         }
-        let usage = if self.includes_usage && self.kind != Kind::Response {
-            let object = if self.kind == Kind::Chat { "chat.completion.chunk" } else { "text_completion" };
+        let usage = if self.includes_usage && self.kind != AnswerKind::Response {
+            let object =
+                if self.kind == AnswerKind::Chat { "chat.completion.chunk" } else { "text_completion" };
             let mut last = self.envelope(object, &json!([]));
             last["usage"] = self.usage();
             data(&last)
         } else {
             String::new()
         };
-        if self.kind != Kind::Response {
+        if self.kind != AnswerKind::Response {
             return usage + "data: [DONE]\n\n";
         }
         let text = self.text();

@@ -17,7 +17,6 @@ use poorwill_driver::disk::DiskConfig;
 use crate::budget::claim_own;
 use crate::device::DeviceSpec;
 use crate::open::{Device, DeviceOptions, HostMemoryUse, OpenError, Peers};
-use crate::owned::OwnedBlock;
 
 /// Which device to open, how much of it to use, and how its pool behaves.
 ///
@@ -104,7 +103,7 @@ impl Config {
 
 /// Memory of one device, in blocks that sleep and wake by tag.
 ///
-/// Clones share the arena. Dropping the last clone and the last [`OwnedBlock`] releases all memory and the
+/// Clones share the arena. Dropping the last clone and the last [`OwnedBlock`](crate::OwnedBlock) releases all memory and the
 /// claim on the budget. All methods are thread-safe. [`Pool`] says more on the methods of the same names,
 /// with all errors.
 ///
@@ -275,14 +274,6 @@ impl Arena {
     /// - `InvalidRequest`; `UnknownStream`; `Asleep`.
     pub fn alloc(&self, request: &AllocRequest) -> Result<Block, PoolError> {
         self.0.pool.alloc(request)
-    }
-
-    /// As [`Arena::alloc`]; the block is freed on drop and keeps the arena alive.
-    ///
-    /// # Errors
-    /// As [`Arena::alloc`].
-    pub fn alloc_owned(&self, request: &AllocRequest) -> Result<OwnedBlock, PoolError> {
-        Ok(OwnedBlock::new(self.clone(), self.alloc(request)?))
     }
 
     /// Frees a block, awake or asleep. Its own stream may reuse the memory at once; other streams after the

@@ -11,13 +11,8 @@
 //! }
 //! ```
 
-use nvml_wrapper::Nvml as Library;
-use nvml_wrapper::enums::device::UsedGpuMemory;
 use poorwill_core::ByteSize;
-use poorwill_driver::nvml::Nvml;
-
-/// The file name that a driver installs, and that of the development files.
-const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
+use poorwill_driver::nvml::{GpuProcess as NvmlProcess, Nvml};
 
 /// NVML, loaded.
 ///
@@ -30,7 +25,6 @@ const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 /// ```
 #[derive(Debug)]
 pub struct Gpus {
-    library: Library,
     nvml: Nvml,
 }
 
@@ -120,13 +114,7 @@ impl Gpus {
     /// # Errors
     /// [`GpusError::Unavailable`].
     pub fn open() -> Result<Self, GpusError> {
-        let nvml = Nvml::load().map_err(|reason| GpusError::Unavailable { reason })?;
-        let opened = NAMES.map(|name| Library::builder().lib_path(name.as_ref()).init());
-        let [installed, developed] = opened;
-        match installed.or(developed) {
-            Ok(library) => Ok(Self { library, nvml }),
-            Err(error) => Err(GpusError::Unavailable { reason: error.to_string() }),
-        }
+        Nvml::load().map(|nvml| Self { nvml }).map_err(|reason| GpusError::Unavailable { reason })
     }
 
     /// The number of GPUs. Positions are counted from 0.
@@ -135,7 +123,7 @@ impl Gpus {
     /// [`GpusError::Unavailable`], if NVML does not count them.
     pub fn count(&self) -> Result<usize, GpusError> {
         let unavailable = |reason: String| GpusError::Unavailable { reason };
-        let count = self.library.device_count().map_err(|error| unavailable(error.to_string()))?;
+        let count = self.nvml.count().map_err(unavailable)?;
         usize::try_from(count).map_err(|error| unavailable(error.to_string()))
     }
 
@@ -145,22 +133,13 @@ impl Gpus {
     /// Without such a GPU, or without a list of its processes.
     pub fn processes(&self, position: usize) -> Result<Vec<GpuProcess>, GpusError> {
         let unreadable = |reason: String| GpusError::Unreadable { position, reason };
-        let device = self.library.device_by_index(self.index(position)?);
-        let processes = device.and_then(|device| device.running_compute_processes());
-        let processes = processes.map_err(|error| unreadable(error.to_string()))?;
-        let process = |info: &nvml_wrapper::struct_wrappers::device::ProcessInfo| GpuProcess {
-            pid: info.pid,
-            used_bytes: match info.used_gpu_memory {
-                UsedGpuMemory::Used(bytes) if bytes < u64::MAX => Some(bytes),
-                _ => None,
-            },
-        };
-        Ok(processes.iter().map(process).collect())
+        let processes = self.nvml.processes_at(self.index(position)?).map_err(unreadable)?;
+        let process = |found: NvmlProcess| GpuProcess { pid: found.pid, used_bytes: found.used_bytes };
+        Ok(processes.into_iter().map(process).collect())
     }
 
     fn index(&self, position: usize) -> Result<u32, GpusError> {
-        let count = self.library.device_count();
-        let count = count.map_err(|error| GpusError::Unreadable { position, reason: error.to_string() })?;
+        let count = self.nvml.count().map_err(|reason| GpusError::Unreadable { position, reason })?;
         let index = u32::try_from(position).ok().filter(|index| *index < count);
         index.ok_or(GpusError::Absent { position, count })
     }
@@ -171,9 +150,7 @@ impl Gpus {
     /// Without such a GPU, or without its figures.
     pub fn memory(&self, position: usize) -> Result<GpuMemory, GpusError> {
         let unreadable = |reason: String| GpusError::Unreadable { position, reason };
-        let index = self.index(position)?;
-        let uuid = self.library.device_by_index(index).and_then(|device| device.uuid());
-        let uuid = uuid.map_err(|error| unreadable(error.to_string()))?;
+        let uuid = self.nvml.uuid_at(self.index(position)?).map_err(unreadable)?;
         let known = self.nvml.known_memory(uuid.strip_prefix("GPU-").unwrap_or(&uuid)).map_err(unreadable)?;
         let known = known.ok_or_else(|| unreadable(format!("it no longer knows {uuid}")))?;
         if known.is_mig_parent() {

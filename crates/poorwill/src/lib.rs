@@ -25,7 +25,7 @@
 //! - [`offload`] keeps weights in host memory that a device reads.
 //! - [`budget`] says how much of a device a process may use.
 //! - [`ranks`] has the processes of one engine sleep and wake together, or not at all.
-//! - [`hibernate`] takes processes off their GPUs as a whole, and puts them back.
+//! - [`hibernation`] takes processes off their GPUs as a whole, and puts them back.
 //! - [`doctor`] examines this computer. [`gpus`] reports a GPU's free memory.
 //!
 //! Terms and promises: `docs/design.md`. Measurements: the crate `poorwill-bench`.
@@ -35,13 +35,15 @@ mod arena;
 pub mod budget;
 #[cfg(unix)]
 pub mod checkpoint;
+#[cfg(target_os = "linux")]
+mod deferred;
 mod device;
 #[cfg(unix)]
 pub mod doctor;
 #[cfg(target_os = "linux")]
 pub mod gpus;
 #[cfg(target_os = "linux")]
-pub mod hibernate;
+pub mod hibernation;
 #[cfg(unix)]
 pub mod model;
 #[cfg(target_os = "linux")]
@@ -54,6 +56,7 @@ mod private_folder;
 pub mod ranks;
 #[cfg(unix)]
 mod reader;
+mod unknown_budget;
 
 pub use arena::{Arena, Config};
 pub use device::{DeviceSpec, HOST_CAPACITY_BYTES_DEFAULT, ParseDeviceError};
@@ -67,8 +70,10 @@ pub use poorwill_core::{
     PoolStats, Preparation, PrepareEnd, PrepareProgress, PrepareReport, ProcessMemory, Release, SleepAction,
     SleepPhases, SleepReport, SleepRequest, Snapshot, Staged, StoredAs, StreamId, Tag, TagPolicy, TagState,
     Verdict, Verify, WakePhases, WakeProgress, WakeReport, WakeRequest, backup, chain, codec, decision,
-    digest, driver, hibernation, pool, tag,
+    digest, driver, pool, tag,
 };
+#[cfg(target_os = "linux")]
+pub use poorwill_driver::system::proc;
 
 /// A disk for backups that host memory cannot hold.
 pub mod disk {

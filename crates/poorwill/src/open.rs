@@ -11,9 +11,6 @@ use std::sync::Arc;
 #[cfg(target_os = "linux")]
 use poorwill_core::HostBuffer;
 use poorwill_core::backup::Disk;
-#[cfg(target_os = "linux")]
-use poorwill_core::budget::SourceName;
-use poorwill_core::budget::{Budget, Cap, Envelope, Reading};
 use poorwill_core::{Driver, DriverError, PoolError};
 #[cfg(not(target_os = "linux"))]
 use poorwill_core::{DriverErrorKind, Op};
@@ -25,10 +22,10 @@ use poorwill_driver::{
     BufferMade, BufferPin, CudaConfig, CudaDevice, HostConfig, HostDevice, HostMemoryConfig, Pin, cuda,
 };
 
-use crate::budget::UnknownBudget;
-use crate::device::DeviceSpec;
 #[cfg(target_os = "linux")]
-use crate::offload::DeferredFree;
+use crate::deferred::{DeferredFree, Kept};
+use crate::device::DeviceSpec;
+use crate::unknown_budget::UnknownBudget;
 
 /// Why a device, or an arena on it, was not opened. The message names the next step; [`chain`](crate::chain)
 /// adds the causes.
@@ -212,7 +209,7 @@ pub struct Device {
 pub(crate) type HostViewGuard = Option<cuda::HostView>;
 
 #[derive(Debug, Clone)]
-enum Backend {
+pub(crate) enum Backend {
     #[cfg(target_os = "linux")]
     Host(Arc<HostDevice>),
     #[cfg(target_os = "linux")]
@@ -263,7 +260,7 @@ impl Device {
     }
 
     /// Registers this process in a folder, so that it can be taken off the host device: by a
-    /// [`Hibernator`](crate::hibernate::Hibernator) of [`Processes::Host`](crate::hibernate::Processes::Host) in another
+    /// [`Hibernator`](crate::hibernation::Hibernator) of [`Processes::Host`](crate::hibernation::Processes::Host) in another
     /// process. Those that use a GPU need no registration.
     ///
     /// # Errors
@@ -311,10 +308,20 @@ impl Device {
         }
     }
 
-    /// [`offload`](crate::offload) memory to free after the device's work.
+    pub(crate) fn backend(&self) -> &Backend {
+        &self.backend
+    }
+
+    /// Frees after the device's present work: now, or in a later call if waiting fails.
     #[cfg(target_os = "linux")]
-    pub(crate) fn deferred(&self) -> &DeferredFree {
-        &self.deferred
+    pub(crate) fn free_later(&self, kept: Kept) {
+        self.deferred.free(|| self.wait_for_all_work().is_ok(), kept);
+    }
+
+    /// Frees what could not be freed before.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn free_deferred(&self) {
+        self.deferred.free_deferred(|| self.wait_for_all_work().is_ok());
     }
 
     /// Exactly `bytes` bytes of host memory, and why it is pageable against `pin`.
@@ -386,70 +393,6 @@ impl Device {
     #[cfg(target_os = "linux")]
     pub(crate) fn sees_all_memory(&self) -> bool {
         matches!(self.spec, DeviceSpec::Host { .. })
-    }
-
-    /// What each source reports about its memory now.
-    #[must_use]
-    pub fn facts(&self) -> Vec<Reading> {
-        match &self.backend {
-            #[cfg(target_os = "linux")]
-            Backend::Host(device) => vec![
-                Reading::bytes(SourceName::Capacity, device.info().total_bytes),
-                match device.memory_info() {
-                    Ok(memory) => capacity_free(memory.free_bytes),
-                    Err(error) => Reading::none(SourceName::CapacityFree, error.to_string()),
-                },
-            ],
-            #[cfg(target_os = "linux")]
-            Backend::Cuda(device) => crate::budget::facts_of(device),
-            #[cfg(not(target_os = "linux"))]
-            _ => unreachable!("no device opens here"),
-        }
-    }
-
-    /// Bytes that this process uses, where known.
-    #[must_use]
-    pub fn process_used_bytes(&self) -> Option<u64> {
-        match &self.backend {
-            #[cfg(target_os = "linux")]
-            Backend::Host(device) => {
-                let memory = device.memory_info().ok()?;
-                Some(memory.total_bytes - memory.free_bytes)
-            }
-            #[cfg(target_os = "linux")]
-            Backend::Cuda(device) => device.process_used_bytes(),
-            #[cfg(not(target_os = "linux"))]
-            _ => unreachable!("no device opens here"),
-        }
-    }
-
-    /// How much this process may use now, by all sources and `cap`.
-    #[must_use]
-    pub fn budget(&self, cap: Option<Cap>) -> Budget {
-        Budget::decide(&self.facts(), self.process_used_bytes(), cap)
-    }
-
-    /// The budget, and its envelope, which grants claims.
-    ///
-    /// # Errors
-    /// [`UnknownBudget`] when no source reports the memory size: give a cap in bytes.
-    pub fn envelope(&self, cap: Option<Cap>) -> Result<(Budget, Envelope), UnknownBudget> {
-        crate::budget::envelope(&self.spec.id(), self.budget(cap))
-    }
-}
-
-/// Free capacity of the host device, which may exceed the computer's available memory.
-#[cfg(target_os = "linux")]
-fn capacity_free(bytes: u64) -> Reading {
-    let fact = Reading::bytes(SourceName::CapacityFree, bytes);
-    match poorwill_driver::system::System::here().available_bytes() {
-        Some(available) if available < bytes => {
-            let available = poorwill_core::ByteSize(available);
-            fact.with_note(format!(
-                "only what is written takes memory; the computer has {available} available"
-            ))
-        }
-        _ => fact,
     }
 }
 

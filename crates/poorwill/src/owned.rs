@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Deref;
 
-use poorwill_core::{Block, PoolError};
+use poorwill_core::{AllocRequest, Block, PoolError};
 
 use crate::arena::Arena;
 
@@ -38,11 +38,18 @@ pub struct OwnedBlock {
     is_armed: bool,
 }
 
-impl OwnedBlock {
-    pub(crate) fn new(arena: Arena, block: Block) -> Self {
-        Self { arena, block, is_armed: true }
+impl Arena {
+    /// As [`Arena::alloc`]; the block is freed on drop and keeps the arena alive.
+    ///
+    /// # Errors
+    /// As [`Arena::alloc`].
+    pub fn alloc_owned(&self, request: &AllocRequest) -> Result<OwnedBlock, PoolError> {
+        let block = self.alloc(request)?;
+        Ok(OwnedBlock { arena: self.clone(), block, is_armed: true })
     }
+}
 
+impl OwnedBlock {
     /// The block's arena.
     #[must_use]
     pub fn arena(&self) -> &Arena {

@@ -28,6 +28,7 @@
 #![cfg(target_os = "linux")]
 #![allow(unsafe_code)]
 
+mod backup;
 mod code;
 mod environment;
 mod interpose;

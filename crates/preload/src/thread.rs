@@ -6,9 +6,9 @@ use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr;
 
+use crate::backup::BackupKind;
 use crate::code::{Failure, Result};
 use crate::environment::{self, Backend};
-use crate::saver::Kind;
 
 thread_local! {
     static FLAGS: RefCell<Flags> = const { RefCell::new(Flags::new()) };
@@ -39,7 +39,7 @@ impl Flags {
 #[derive(Debug)]
 pub(crate) struct Region {
     pub(crate) tag: String,
-    pub(crate) kind: Kind,
+    pub(crate) kind: BackupKind,
 }
 
 /// The calling thread's region; `None` outside of one, and inside of this library.
@@ -53,9 +53,9 @@ pub(crate) fn region() -> Result<Option<Region>> {
                 "backups go to host memory or to disk: enable one of the two".to_owned(),
             ));
         }
-        (true, false) => Kind::Cpu(backend()?),
-        (false, true) => Kind::Disk,
-        (false, false) => Kind::None,
+        (true, false) => BackupKind::Cpu(backend()?),
+        (false, true) => BackupKind::Disk,
+        (false, false) => BackupKind::None,
     };
     let tag = read(|flags| flags.tag.clone()).flatten();
     let tag = tag.as_deref().unwrap_or(DEFAULT_TAG).to_string_lossy().into_owned();

@@ -26,10 +26,10 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 /// `Arena.sleep` or `Arena.wake`. The last rank that is ready commits for all.
 #[pyclass(frozen, module = "poorwill")]
 #[derive(Debug)]
-pub(crate) struct Decision(Kind);
+pub(crate) struct Decision(DecisionKind);
 
 #[derive(Debug)]
-enum Kind {
+enum DecisionKind {
     Made(Arc<FileDecision>),
     Joined(Arc<CountedDecision>),
 }
@@ -37,15 +37,15 @@ enum Kind {
 impl Decision {
     fn file(&self) -> &FileDecision {
         match &self.0 {
-            Kind::Made(file) => file,
-            Kind::Joined(counted) => counted.file(),
+            DecisionKind::Made(file) => file,
+            DecisionKind::Joined(counted) => counted.file(),
         }
     }
 
     fn shared(&self) -> Arc<dyn decision::Decision> {
         match &self.0 {
-            Kind::Made(file) => Arc::clone(file) as _,
-            Kind::Joined(counted) => Arc::clone(counted) as _,
+            DecisionKind::Made(file) => Arc::clone(file) as _,
+            DecisionKind::Joined(counted) => Arc::clone(counted) as _,
         }
     }
 }
@@ -61,7 +61,7 @@ impl Decision {
     #[pyo3(signature = (folder=None))]
     fn create(py: Python<'_>, folder: Option<PathBuf>) -> PyResult<Self> {
         let made = py.detach(move || FileDecision::create(folder.as_deref()));
-        made.map(|file| Self(Kind::Made(Arc::new(file)))).map_err(|error| refused(chain(&error)))
+        made.map(|file| Self(DecisionKind::Made(Arc::new(file)))).map_err(|error| refused(chain(&error)))
     }
 
     /// Joins a decision as one of `ranks` ranks, counted from 0, for one sleep or wake.
@@ -73,7 +73,9 @@ impl Decision {
             return Err(invalid(format!("there is no rank {rank} of {ranks}: ranks are counted from 0")));
         }
         let joined = py.detach(move || CountedDecision::join(&path, rank, ranks));
-        joined.map(|counted| Self(Kind::Joined(Arc::new(counted)))).map_err(|error| refused(chain(&error)))
+        joined
+            .map(|counted| Self(DecisionKind::Joined(Arc::new(counted))))
+            .map_err(|error| refused(chain(&error)))
     }
 
     /// Its folder, for the other ranks.
@@ -111,7 +113,7 @@ impl Decision {
     ///
     /// Raises PoorwillError where it was removed, or cannot be written.
     fn note_staged(&self, py: Python<'_>) -> PyResult<()> {
-        let Kind::Joined(counted) = &self.0 else {
+        let DecisionKind::Joined(counted) = &self.0 else {
             return Err(invalid("the process that made a decision is no rank of it; join it".to_owned()));
         };
         py.detach(|| decision::Decision::note_staged(&**counted)).map_err(refused)

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-use poorwill::hibernate::{HibernateError, ProcessState};
+use poorwill::hibernation::{HibernateError, ProcessState};
 use poorwill::pool::BackupProblem;
 use poorwill::{OpenError, PoolError, chain};
 use pyo3::create_exception;

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use poorwill::ByteSize;
-use poorwill::hibernate::{
+use poorwill::hibernation::{
     HibernateError, HibernateRequest, Hibernator, HibernatorOptions, Obstacle, ProcessInspection,
     ProcessState, Recovery,
 };
@@ -171,7 +171,7 @@ fn keep(hibernator: Arc<Hibernator>) {
 
 report! {
     /// What `hibernate` did.
-    HibernateReport of poorwill::hibernate::HibernateReport, shown by |it| {
+    HibernateReport of poorwill::hibernation::HibernateReport, shown by |it| {
         let host = it.host_bytes.map_or_else(|| "unknown".to_owned(), |bytes| ByteSize(bytes).to_string());
         format!("of {}: {host} of host memory, {:.1} ms", processes(it.processes.len()), it.total_ms)
     };
@@ -185,7 +185,7 @@ report! {
 
 report! {
     /// A process that hibernates.
-    HibernatedProcess of poorwill::hibernate::HibernatedProcess, shown by |it| {
+    HibernatedProcess of poorwill::hibernation::HibernatedProcess, shown by |it| {
         format!("{}: locked in {:.1} ms, checkpointed in {:.1} ms", it.pid, it.lock_ms, it.checkpoint_ms)
     };
     pid: u32 = |it| it.pid;
@@ -199,7 +199,7 @@ report! {
 
 report! {
     /// What `resume` did.
-    ResumeReport of poorwill::hibernate::ResumeReport, shown by |it| {
+    ResumeReport of poorwill::hibernation::ResumeReport, shown by |it| {
         format!("of {}: {:.1} ms", processes(it.processes.len()), it.total_ms)
     };
     /// Its processes, in the order of the call.
@@ -210,7 +210,7 @@ report! {
 
 report! {
     /// A process that is back on its GPUs.
-    ResumedProcess of poorwill::hibernate::ResumedProcess, shown by |it| {
+    ResumedProcess of poorwill::hibernation::ResumedProcess, shown by |it| {
         format!("{}: restored in {:.1} ms, unlocked in {:.1} ms", it.pid, it.restore_ms, it.unlock_ms)
     };
     pid: u32 = |it| it.pid;
@@ -239,7 +239,7 @@ report! {
 
 report! {
     /// Memory of a process on one GPU.
-    HeldMemory of poorwill::hibernate::HeldMemory, shown by |it| {
+    HeldMemory of poorwill::hibernation::HeldMemory, shown by |it| {
         let used = it.used_bytes.map_or_else(|| "unknown".to_owned(), |bytes| ByteSize(bytes).to_string());
         format!("{}: {used}", it.uuid)
     };

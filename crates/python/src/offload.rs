@@ -6,59 +6,28 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use poorwill::offload::{BufferPin, Switches, View};
-use poorwill::{ByteSize, Device, DeviceSpec, DriverError, DriverErrorKind, offload};
+use poorwill::{ByteSize, DeviceSpec, offload};
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyCapsule, PyDict, PyString};
+use pyo3::types::{PyCapsule, PyDict};
 
-use crate::arena::device_for_host_memory;
-use crate::block::Dtype;
-use crate::block::dlpack::{self, Keepalive, Layout};
-use crate::device;
-use crate::errors::{closed, invalid, out_of_host_memory, refused, wrong_type};
+use self::export::{DlpackRequest, driver_error, export, opened, pin_of, switches};
+use self::view::DeviceView;
+use crate::block::dlpack;
+use crate::errors::closed;
 use crate::process::ProcessLocal;
 use crate::sizes::size_of;
 
+mod export;
 mod load;
+mod view;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<HostBuffer>()?;
     module.add_class::<DeviceView>()?;
     load::register(module)?;
-    module.add_function(wrap_pyfunction!(device_view_of, module)?)?;
+    module.add_function(wrap_pyfunction!(view::device_view_of, module)?)?;
     module.add_function(wrap_pyfunction!(offload_policy, module)?)
-}
-
-fn driver_error(py: Python<'_>, error: &DriverError) -> PyErr {
-    match &error.kind {
-        DriverErrorKind::OutOfHostMemory { asked_bytes, .. } => out_of_host_memory(py, error, *asked_bytes),
-        DriverErrorKind::InvalidArgument { .. } => invalid(error),
-        _ => refused(error),
-    }
-}
-
-fn switches() -> PyResult<Switches> {
-    Switches::from_env().map_err(refused)
-}
-
-fn opened(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Device> {
-    let any_size = device.is_some_and(|device| device.cast::<PyString>().is_ok_and(|text| text == "host"));
-    let spec = device::named(device, py)?;
-    device_for_host_memory(py, &spec, any_size)
-}
-
-fn pin_of(pin: &Bound<'_, PyAny>) -> PyResult<BufferPin> {
-    const UNDERSTOOD: &str = "pin is True, False, or \"auto\"";
-    if let Ok(pin) = pin.cast::<PyBool>() {
-        return Ok(if pin.is_true() { BufferPin::Always } else { BufferPin::Never });
-    }
-    match pin.cast::<PyString>() {
-        Ok(text) if text == "auto" => Ok(BufferPin::Auto),
-        Ok(text) => {
-            Err(invalid(format!("{UNDERSTOOD}, and not `{}`", text.to_string_lossy().escape_debug())))
-        }
-        Err(_) => Err(wrong_type(UNDERSTOOD, pin)),
-    }
 }
 
 /// A value that is dropped once: by a call, or with its object.
@@ -70,35 +39,6 @@ fn shared<T: Send + Sync>(value: Arc<T>) -> Shared<T> {
 
 fn get<T: Send + Sync>(shared: &Shared<T>) -> PyResult<Option<Arc<T>>> {
     Ok(shared.get()?.lock().unwrap_or_else(PoisonError::into_inner).clone())
-}
-
-/// A DLPack consumer's request.
-#[derive(Debug, Clone, Copy)]
-struct DlpackRequest {
-    max_version: Option<(u32, u32)>,
-    dl_device: Option<(i32, i32)>,
-    copy: Option<bool>,
-}
-
-/// Exports bytes as a flat array of `uint8`. No work is queued on them, so any stream will do.
-fn export<'py>(
-    py: Python<'py>,
-    keepalive: Keepalive,
-    (addr, bytes): (u64, u64),
-    device: dlpack::Device,
-    request: DlpackRequest,
-) -> PyResult<Bound<'py, PyCapsule>> {
-    let DlpackRequest { max_version, dl_device, copy } = request;
-    if dl_device.is_some_and(|wanted| wanted != (device.device_type, device.device_id)) {
-        let words = "host memory is lent where it is only; copy the array".to_owned();
-        return Err(PyBufferError::new_err(words));
-    }
-    if copy == Some(true) {
-        return Err(PyBufferError::new_err("host memory is lent as it is; copy the array instead"));
-    }
-    let shape = [i64::try_from(bytes)?];
-    let layout = Layout { addr, device, dtype: Dtype::UINT8.as_dlpack(), shape: &shape };
-    dlpack::capsule(py, keepalive, layout, max_version.is_some_and(|(major, _)| major >= 1))
 }
 
 /// Host memory of exactly `nbytes` bytes, from a device's host arena; its bytes are unspecified.
@@ -245,111 +185,6 @@ impl HostBuffer {
         };
         format!("<poorwill.offload.HostBuffer for {device}: {}, {kind}{freed}>", ByteSize(*bytes))
     }
-}
-
-/// Host memory at its device address, without a copy; see `HostBuffer.device_view` and `device_view_of`.
-///
-/// DLPack shares it as a flat uint8 array on the device. The memory stays until the last of this object and
-/// its arrays is gone, which waits for the device's work.
-#[pyclass(frozen, module = "poorwill.offload")]
-#[derive(Debug)]
-pub(crate) struct DeviceView {
-    bytes: u64,
-    address: u64,
-    device: DeviceSpec,
-    view: ProcessLocal<Arc<View>>,
-}
-
-impl DeviceView {
-    fn of(view: View) -> Self {
-        Self {
-            bytes: view.bytes(),
-            address: view.device_addr(),
-            device: view.device().spec().clone(),
-            view: ProcessLocal::new(Arc::new(view)),
-        }
-    }
-
-    fn dlpack_device(&self) -> PyResult<dlpack::Device> {
-        match self.device {
-            DeviceSpec::Cuda { ordinal } => Ok(dlpack::Device::cuda(i32::try_from(ordinal)?)),
-            _ => Ok(dlpack::Device::CPU),
-        }
-    }
-}
-
-#[pymethods]
-impl DeviceView {
-    /// Size in bytes.
-    #[getter]
-    fn nbytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Its address on the device.
-    #[getter]
-    fn address(&self) -> u64 {
-        self.address
-    }
-
-    /// Name of the device.
-    #[getter]
-    fn device(&self) -> String {
-        self.device.to_string()
-    }
-
-    /// Exports a DLPack capsule.
-    ///
-    /// Raises BufferError for another device, or a copy.
-    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
-    fn __dlpack__<'py>(
-        &self,
-        py: Python<'py>,
-        stream: Option<&Bound<'py, PyAny>>,
-        max_version: Option<(u32, u32)>,
-        dl_device: Option<(i32, i32)>,
-        copy: Option<bool>,
-    ) -> PyResult<Bound<'py, PyCapsule>> {
-        // No work is queued on it, so any stream will do.
-        let _ = stream;
-        let keepalive = Arc::new(ProcessLocal::new(Arc::clone(self.view.get()?)));
-        export(
-            py,
-            keepalive,
-            (self.address, self.bytes),
-            self.dlpack_device()?,
-            DlpackRequest { max_version, dl_device, copy },
-        )
-    }
-
-    fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
-        let dlpack::Device { device_type, device_id } = self.dlpack_device()?;
-        Ok((device_type, device_id))
-    }
-
-    fn __repr__(&self) -> String {
-        let Self { bytes, address, device, .. } = self;
-        format!("<poorwill.offload.DeviceView of {} at {address:#x} on {device}>", ByteSize(*bytes))
-    }
-}
-
-/// A device view of `nbytes` of host memory at `address` that another owner allocated.
-#[pyfunction]
-#[pyo3(signature = (address, nbytes, keep, *, device=None))]
-fn device_view_of(
-    py: Python<'_>,
-    address: usize,
-    nbytes: usize,
-    keep: Py<PyAny>,
-    device: Option<&Bound<'_, PyAny>>,
-) -> PyResult<DeviceView> {
-    let (switches, device) = (switches()?, opened(py, device)?);
-    let Some(end) = address.checked_add(nbytes).filter(|_| address != 0) else {
-        return Err(invalid(format!("{nbytes} bytes at {address:#x} are no memory")));
-    };
-    let keep = Box::new(ProcessLocal::new(keep));
-    let view = py.detach(|| View::over(&device, address..end, keep, switches));
-    view.map(DeviceView::of).map_err(|error| driver_error(py, &error))
 }
 
 /// What the environment allows now, by key.

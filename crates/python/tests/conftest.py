@@ -3,6 +3,8 @@
 Tests say by their marks what they need: `real_torch`, `gpu`. A run chooses them by `-m`; where what they need
 is missing, those that were not left out are skipped. With `--no-skips` a skip is a failure. What may do more
 where `POORWILL_EFFORT` asks for it is marked `scales`: the tests of a file that uses `cases` or runs suites.
+`other_versions` are the tests of vLLMs that a quick run leaves out. What is marked `long`, also in a suite,
+does not run with the effort `quick`.
 """
 
 import gc
@@ -14,9 +16,11 @@ from pathlib import Path
 import poorwill
 import pytest
 from helpers import DEVICE
+from poorwill.vllm._versions import RUN, TESTED
 from suites import SUITE
 
 HERE = Path(__file__).resolve().parent
+OTHER_VERSIONS = frozenset(TESTED) - frozenset(RUN)
 
 # Its assertions report differences, whichever module imports it first.
 pytest.register_assert_rewrite("vllm_cores")
@@ -32,9 +36,18 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     module = getattr(item, "module", None)
     if hasattr(module, "cases") or hasattr(module, "run_suite"):
         item.add_marker("scales")
+    callspec = getattr(item, "callspec", None)
+    if callspec and any(
+        value in OTHER_VERSIONS for value in callspec.params.values() if isinstance(value, str)
+    ):
+        item.add_marker("other_versions")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.environ.get("POORWILL_EFFORT") == "quick":
+        left = [item for item in items if item.get_closest_marker("long")]
+        items[:] = [item for item in items if item not in left]
+        config.hook.pytest_deselected(items=left)
     # The longest ones first, so that no worker is left alone with one.
     items.sort(key=lambda item: "subtests" not in getattr(item, "fixturenames", ()))
 

@@ -337,7 +337,7 @@ def test_any_row_of_allocations_frees_and_carvings(gpu: Gpu, arena: poorwill.Are
         for stream, tag in zip(streams, tags, strict=True)
     }
     model = Model(gpu, functions, seed)
-    for step in cases(1500, least=300):
+    for step in cases(1500, least=150):
         turn = model.rng.random()
         if not model.rest or (turn < 0.4 and model.live_bytes < MODEL_BYTES):
             model.alloc()

@@ -3,6 +3,9 @@
 What is marked `real_torch` needs PyTorch, and what is marked `gpu` a GPU that PyTorch finds.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
 from suites import FAKES, run_suite
 
@@ -13,6 +16,11 @@ MODELS = (*TENSORS, "-p", "offload_models")
 FIXTURES = {
     **dict.fromkeys((*OFFLOADING, "offload_load_suite"), TENSORS),
     **dict.fromkeys(("offload_modules_suite", "offload_lifetimes_suite", "offload_prefetch_suite"), MODELS),
+}
+# Left out of a quick run, which has pools by operations, and SGLang over the memory saver.
+LONG = {
+    *("pools by segments", "pools of PyTorch 2.13", "the memory saver", "SGLang's ranks"),
+    "threads and a slow driver",
 }
 SLOW_DRIVER = "cuMemCreate:50,cuMemUnmap:300,cuEventRecord:200,cuEventQuery:100"
 
@@ -48,14 +56,18 @@ ON_A_GPU = (
 )
 
 
-@pytest.mark.parametrize("run", OVER_FAKES)
+def marked(runs: Iterable[str]) -> list[Any]:
+    return [pytest.param(run, marks=pytest.mark.long if run in LONG else ()) for run in runs]
+
+
+@pytest.mark.parametrize("run", marked(OVER_FAKES))
 def test_over_the_fakes(subtests: pytest.Subtests, fake: dict[str, str], run: str) -> None:
     suites, devices, more = OVER_FAKES[run]
     environment = {**fake, "POORWILL_FAKE_CUDA_DEVICES": devices, **more}
     run_suite(subtests, suites, *FAKES, *FIXTURES.get(suites[0], ()), environment=environment)
 
 
-@pytest.mark.parametrize("run", OVER_THE_DRIVER)
+@pytest.mark.parametrize("run", marked(OVER_THE_DRIVER))
 def test_over_the_driver(subtests: pytest.Subtests, fake: dict[str, str], run: str) -> None:
     suite, more = OVER_THE_DRIVER[run]
     environment = {**fake, "POORWILL_FAKE_CUDA_DEVICES": "128GiB,4GiB", **more}

@@ -35,8 +35,10 @@ LARGEST_MIB = {"moe": 2000, "dense": 530, "experts": 768}
 
 
 @pytest.mark.parametrize("watch", ["operations", "segments"])
-@pytest.mark.parametrize("load", ["moe", "dense", "experts"])
-@pytest.mark.parametrize("conf", ["", "max_split_size_mb:20", "max_split_size_mb:200"])
+@pytest.mark.parametrize("load", ["moe", "dense", pytest.param("experts", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "conf", ["", "max_split_size_mb:20", pytest.param("max_split_size_mb:200", marks=pytest.mark.long)]
+)
 def test_a_load_maps_what_lives(environment: dict[str, str], load: str, conf: str, watch: str) -> None:
     script = f"""
 with poorwill.torch.Pool(poorwill.arena(), "weights", watch="{watch}"):

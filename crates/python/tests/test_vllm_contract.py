@@ -1,6 +1,6 @@
 """What poorwill's plugin assumes about vLLM, compared with the sources of its versions.
 
-Those are all that are `TESTED`, or with little effort the ones where the contract changes.
+Those are all that are `TESTED`, or with little effort one of the oldest minor and one of the newest.
 
 Both vLLM and what is ours are read here and not run: this shows that names and parameters fit.
 """

@@ -15,16 +15,26 @@ pytestmark = needs_sources
 each_version = pytest.mark.parametrize("version", RUN)
 # Beside those that every run of the tests has.
 OTHERS = [version for version in played() if version not in RUN]
+SUITES = (
+    *("vllm_worker_suite", "vllm_unwritten_suite", "vllm_ends_suite", "vllm_allocator_suite"),
+    *("vllm_budget_suite", "vllm_graphs_suite", "vllm_connectors_suite", "vllm_record_suite"),
+)
+# What a quick run has of them: starting, sleeping and waking in the newest, and how each of them ends.
+QUICK = {
+    ("vllm_worker_suite", RUN[-1]),
+    ("vllm_allocator_suite", RUN[-1]),
+    ("vllm_ends_suite", RUN[0]),
+    ("vllm_connectors_suite", RUN[0]),
+}
 each_offloader = pytest.mark.parametrize("suite", ["vllm_offload_suite", "vllm_offload_prefetch_suite"])
 
 
-@each_version
 @pytest.mark.parametrize(
-    "suite",
+    ("suite", "version"),
     [
-        *("vllm_worker_suite", "vllm_unwritten_suite", "vllm_ends_suite"),
-        *("vllm_allocator_suite", "vllm_budget_suite", "vllm_graphs_suite", "vllm_connectors_suite"),
-        "vllm_record_suite",
+        pytest.param(suite, version, marks=() if (suite, version) in QUICK else pytest.mark.long)
+        for version in RUN
+        for suite in SUITES
     ],
 )
 def test_a_worker_over_the_fakes(
@@ -54,7 +64,9 @@ if OTHERS:
         test_a_worker_over_the_fakes(subtests, suite, version, fake, monkeypatch)
 
 
-@each_offloader
+@pytest.mark.parametrize(
+    "suite", ["vllm_offload_suite", pytest.param("vllm_offload_prefetch_suite", marks=pytest.mark.long)]
+)
 def test_offloaders_over_the_fakes(subtests: pytest.Subtests, suite: str, fake: dict[str, str]) -> None:
     run_suite(subtests, [suite], *FAKES, "-p", "vllm_offload_models", environment=fake)
 

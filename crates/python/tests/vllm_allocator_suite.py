@@ -15,7 +15,7 @@ torch: Any = importlib.import_module("torch")
 # Calls of the driver that fail
 
 
-@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("level", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_sleep_that_fails_leaves_the_engine_awake(start: Start, faults: Faults, level: int) -> None:
     engine = start(LORA).start()
     engine.prepared()
@@ -129,6 +129,7 @@ def test_who_sleeps_by_tags_keeps_these_and_no_others(start: Start, kept: tuple[
     assert {tag for tag in tensors if after[tag] == before[tag]} == {tag for tag in tensors if tag in kept}
 
 
+@pytest.mark.long
 def test_a_sleep_by_tags_that_fails_loses_nothing_that_it_keeps(start: Start, faults: Faults) -> None:
     engine = start().start()
     weights = engine.weights()

@@ -103,7 +103,7 @@ class Engine:
         return {f"cache.{number}": tensor for number, tensor in enumerate(self.runner.every_cache())}
 
     def cache_is_zero(self) -> bool:
-        return all(not any(content) for content in contents(self.caches()).values())
+        return all(not content.strip(b"\0") for content in contents(self.caches()).values())
 
     def states(self) -> dict[str, str]:
         return dict(self.arena.state())

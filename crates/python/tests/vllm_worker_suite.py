@@ -105,6 +105,7 @@ def test_backups_are_dropped_on_request(start: Start) -> None:
     assert slept["copied_bytes"] == held
 
 
+@pytest.mark.long
 def test_backups_need_not_stay(start: Start) -> None:
     engine = start(POORWILL_KEEP_BACKUPS="0", POORWILL_PREPARE="0").start()
     for _ in range(2):
@@ -228,6 +229,7 @@ def test_what_fails_while_a_rank_declines_does_not_hide_its_error(
     assert not getattr(exchange, "calls", None)
 
 
+@pytest.mark.long
 def test_every_preparation_is_reported(start: Start) -> None:
     engine = start(Shape(weights=(90 * MIB, 90 * MIB))).start()
     engine.worker.poorwill_prepare()
@@ -589,6 +591,7 @@ def test_state_is_kept_where_vllm_has_no_pool_for_it_yet(
 # What does not survive with vLLM's own allocator
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", [1, 2])
 def test_lists_of_state_tensors_and_scales_survive(start: Start, level: int) -> None:
     engine = start(Shape(is_hybrid=True, scale=7), cache_dtype="fp8_e4m3").start()
@@ -616,6 +619,7 @@ def test_a_cache_for_a_connector_is_dropped(start: Start) -> None:
     assert "allocate_uniform_kv_caches" not in vars(engine.runner)
 
 
+@pytest.mark.long
 def test_graphs_replay_after_a_sleep(start: Start, version: str) -> None:
     engine = start(**GRAPHS).start()
     tags = {tag.tag for tag in engine.arena.stats().tags if tag.live_bytes}
@@ -684,6 +688,7 @@ def test_weights_outside_the_pool_are_refused_before_anything_happens(start: Sta
     assert contents(engine.kept()) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("outside", "is_enough"), [(10 * MIB, True), (10 * MIB + 512, False)])
 def test_nine_tenths_are_enough(start: Start, outside: int, is_enough: bool) -> None:
     # The scale is a byte more.
@@ -751,6 +756,7 @@ def test_a_host_budget_for_the_weights_alone_is_reported_as_well(
     assert "POORWILL_HOST_BUDGET" in caplog.text
 
 
+@pytest.mark.long
 def test_a_host_budget_that_is_just_enough_is_enough(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = start(LORA, POORWILL_PREPARE="0").start()
     engine.worker.sleep(1)
@@ -795,6 +801,7 @@ def test_memory_that_another_process_takes_is_not_the_sleeps_fault(
     engine.worker.wake_up()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", [1, 2])
 def test_an_assertion_with_nothing_asleep_is_raised(
     start: Start, monkeypatch: pytest.MonkeyPatch, level: int
@@ -828,6 +835,7 @@ def test_nothing_is_in_use_when_everything_was_freed(start: Start) -> None:
     assert free_bytes() == engine.free_at_start
 
 
+@pytest.mark.long
 def test_another_engine_in_its_place_has_limits_of_its_own(start: Start) -> None:
     engine = start().start()
     # While the first is there, vLLM itself has none of it.

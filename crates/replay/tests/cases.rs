@@ -1,7 +1,7 @@
 //! The reports, by the figures that they print.
 #![allow(clippy::unwrap_used)]
 
-use poorwill_replay::allocators::State;
+use poorwill_replay::allocators::PartState;
 use poorwill_replay::answer::answer;
 use poorwill_replay::cases::Case;
 use poorwill_replay::{Run, moments, replay};
@@ -61,7 +61,7 @@ fn swizzles_leave_remainders_of_260_mib() {
     let last = runs[0].failure.map_or(case.trace.steps.len(), |failure| failure.step) - 1;
     let [moment] = moments(&case.trace, &runs[0].setup, case.card, &[last]).unwrap().try_into().unwrap();
     let parts = moment.segments.iter().flat_map(|segment| &segment.parts);
-    let remainders = parts.filter(|part| part.state == State::Cached && part.bytes == 260 * MIB).count();
+    let remainders = parts.filter(|part| part.state == PartState::Cached && part.bytes == 260 * MIB).count();
     println!("{remainders}");
     assert!(remainders > 0);
     assert_eq!(fits(&runs), [false, true, true, true]);

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use crate::config::{CanaryKind, Config, Key, Model};
 use crate::engine::canary::{Unreadable, is_unserved};
 use crate::engine::{Answer, Content};
-use crate::http as transport;
-use crate::policy::StageName;
+use poorwill_net::client as transport;
+use poorwill_rotation_policy::StageName;
 
 /// Timeout of a control request.
 const ANSWER_MAX: Duration = Duration::from_secs(10);

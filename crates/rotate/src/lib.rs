@@ -7,23 +7,18 @@
 //! it started, and [`measure`]s the memory that they hold.
 #![forbid(unsafe_code)]
 
+mod backend;
 pub mod client;
 pub mod config;
 pub mod control;
-pub mod descriptors;
 pub mod engine;
 pub mod fleet;
-pub mod front;
 pub mod hibernation;
-mod http;
 pub mod measure;
-pub mod policy;
-pub mod requests;
-pub mod router;
 pub mod run;
-pub mod serve;
 pub mod service;
-mod site;
 pub mod supervise;
 pub mod traces;
 pub mod validate;
+
+pub use poorwill_rotation_policy as policy;

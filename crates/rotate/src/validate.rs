@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::client::{Client, ClientError};
 use crate::config::{CanaryKind, Config, Model};
-use crate::policy::StageName;
+use poorwill_rotation_policy::StageName;
 
 /// Of each answer.
 const TOKENS: u32 = 16;

@@ -32,6 +32,41 @@ pub fn snippets(language: &str) -> Vec<Snippet> {
     found.collect()
 }
 
+/// What follows one of `starts` in the lines of the snippets for a shell: the words, and where they stand.
+///
+/// Continued lines are joined. Variables before a command, comments, and what the shell takes for itself are left out.
+///
+/// # Panics
+/// Where a page cannot be read.
+#[must_use]
+pub fn command_lines(starts: &[&str]) -> Vec<(String, Vec<String>)> {
+    let mut found = Vec::new();
+    for snippet in snippets("sh") {
+        let text = snippet.code.replace("\\\n", " ");
+        for line in text.lines() {
+            let line = line.split(" #").next().unwrap_or_default();
+            let words: Vec<&str> = line.split_whitespace().skip_while(|word| is_variable(word)).collect();
+            let line = words.join(" ");
+            let Some(arguments) = starts.iter().find_map(|start| line.strip_prefix(start)) else { continue };
+            let words = arguments.split_whitespace().take_while(|word| !is_shells(word));
+            found.push((
+                format!("{}:{}: {line}", snippet.page, snippet.line),
+                words.map(str::to_owned).collect(),
+            ));
+        }
+    }
+    found
+}
+
+fn is_variable(word: &str) -> bool {
+    word.split_once('=').is_some_and(|(name, _)| name.chars().all(|c| c.is_ascii_uppercase() || c == '_'))
+}
+
+/// Whether the shell takes this word, and what follows it, for itself.
+fn is_shells(word: &str) -> bool {
+    ["|", ">", "&&", "&", ";", "2>", ">>"].contains(&word)
+}
+
 fn pages_below(folder: &Path, pages: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

@@ -14,6 +14,7 @@
 //! - [`mod@slice`]: a few granules of a larger device.
 //! - [`device`]: the device of a test run.
 //! - [`engine`]: processes that can be taken off the host device.
+//! - [`command`]: a program as its users run it.
 //! - [`effort`]: how thorough a test run is.
 //! - [`etcd`]: real servers of etcd, and [`proxy`] in front of them.
 //! - [`model`]: a reference model of the pool.
@@ -37,6 +38,7 @@ pub mod certificates;
 pub mod checkpoint;
 pub mod child;
 pub mod clock;
+pub mod command;
 pub mod contract;
 #[cfg(target_os = "linux")]
 pub mod device;

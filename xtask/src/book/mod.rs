@@ -3,14 +3,15 @@
 //! mdBook makes it from a copy of `docs/`, in which links that leave `docs/` have become plain text: the book stands
 //! alone. Afterwards every link of every page must lead to a page, and its fragment to an element of it.
 
+mod files;
 mod html;
 mod mdbook;
 mod source;
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
+use self::files::{files_below, inside, read};
 use self::mdbook::Mdbook;
 use crate::steps::{Failure, note, say, workspace_root};
 use crate::toolchain::target_folder;
@@ -63,31 +64,10 @@ fn check(book: &Path) -> Result<(usize, usize), Failure> {
     }
 }
 
-fn inside(folder: &Path, path: &Path) -> String {
-    path.strip_prefix(folder).unwrap_or(path).to_string_lossy().replace('\\', "/")
-}
-
-fn read(path: &Path) -> Result<String, Failure> {
-    fs::read_to_string(path).map_err(|cause| Failure::File { path: path.to_owned(), cause })
-}
-
-fn files_below(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
-    let failed = |cause| Failure::File { path: folder.to_owned(), cause };
-    let mut files = Vec::new();
-    for entry in fs::read_dir(folder).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        if path.is_dir() {
-            files.extend(files_below(&path)?);
-        } else {
-            files.push(path);
-        }
-    }
-    files.sort();
-    Ok(files)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

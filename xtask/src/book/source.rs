@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::{files_below, inside, read};
+use super::files::{files_below, inside, read};
 use crate::steps::Failure;
 
 /// What mdBook calls the page of a folder: it renames `README.md` to it, but not the links there.

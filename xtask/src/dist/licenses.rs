@@ -10,7 +10,6 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::ARCHITECTURES;
 use crate::steps::{Failure, Step, say, workspace_root};
 
 /// The file. Maturin includes it because of its name.
@@ -36,6 +35,9 @@ Copyright The Rust Project Developers (see https://thanks.rust-lang.org)
 Copyright 2014 Alex Crichton (library/backtrace)
 Copyright 2019 The Crossbeam Project Developers (library/std/src/sync/mpmc)
 ";
+
+/// The architectures, named alike by Rust and in a wheel's tag.
+pub(super) const ARCHITECTURES: [&str; 2] = ["x86_64", "aarch64"];
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Licence {

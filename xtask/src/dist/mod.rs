@@ -19,6 +19,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use self::library::Glibc;
+use self::licenses::ARCHITECTURES;
 use self::wheel::Wheel;
 pub(crate) use self::wheel::cargo_home;
 use crate::python::environment::{Environment, Tools, Unready};
@@ -32,9 +33,6 @@ pub(crate) const TOOLS: Tools = Tools {
     requirements: "crates/python/requirements-dist.txt",
     modules: &["pip", "maturin", "ziglang"],
 };
-
-/// The architectures, named alike by Rust and in a wheel's tag.
-const ARCHITECTURES: [&str; 2] = ["x86_64", "aarch64"];
 
 /// Makes the wheels; `Some` is the reason if there are none.
 pub(crate) fn run() -> Result<Option<String>, Failure> {

@@ -10,7 +10,7 @@ use super::licenses;
 use crate::python::environment::Environment;
 use crate::python::interpreter::oldest;
 use crate::python::package::PRELOAD_FILE;
-use crate::python::{PACKAGE, SOURCES};
+use crate::python::package::{PACKAGE, SOURCES};
 use crate::steps::{Failure, Step, workspace_root};
 use crate::toolchain::target_folder;
 

@@ -15,16 +15,13 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use self::environment::{Environment, Tools, Unready, Venv, is_ci};
+use self::package::{PACKAGE, SOURCES};
 use crate::steps::{Failure, Step, note, say};
 use crate::test::build::{Built, build};
 use crate::test::{self, EFFORT, GPU_IS_HERE, Tally, Tier, jobs, stuck_after};
 use crate::vllm::{self, Which};
 
-pub(crate) const PACKAGE: &str = "crates/python";
 const TESTS: &str = "crates/python/tests";
-pub(crate) const SOURCES: &str = "crates/python/python/poorwill";
-
-const MODULE: &str = "poorwill";
 const SETTINGS: &str = "crates/python/pyproject.toml";
 
 /// Scripts elsewhere, in the package's style.
@@ -43,10 +40,10 @@ const NATIVE: &str = "poorwill._native";
 /// The variable with the path of the fake CUDA library.
 pub(crate) const FAKE: &str = "POORWILL_FAKE_LIBCUDA";
 
-/// Selections of tests: without PyTorch (all, or those that scale with the effort), and with PyTorch (with a GPU, or
+/// Selections of tests: without PyTorch (all, or what a quick run leaves of them), and with PyTorch (with a GPU, or
 /// without).
 pub(crate) const WITHOUT_PYTORCH: &str = "not real_torch";
-const SCALING: &str = "scales and not every_minor and not real_torch";
+const LEFT_BY_QUICK: &str = "(scales or long or other_versions) and not every_minor and not real_torch";
 const OVER_PYTORCH: &str = "real_torch and not gpu";
 const OVER_PYTORCH_AND_GPU: &str = "real_torch";
 
@@ -103,13 +100,15 @@ pub(crate) fn test(built: &Built, pytest_args: &[OsString], effort: &str) -> Res
     Ok(Tested::Ran { tally, left_out, types: compared.map(drop) })
 }
 
-/// Runs those tests again that scale with the effort.
-pub(crate) fn test_scaling(built: &Built, effort: &str) -> Result<Tested, Failure> {
+/// Runs what a quick run leaves: long tests, those of other versions of vLLM, and again those that scale with the
+/// effort. Workers of every minor of vLLM are in a whole run only, and in `cargo xtask vllm`.
+pub(crate) fn test_left(built: &Built, effort: &str) -> Result<Tested, Failure> {
     let environment = match Environment::ready(TOOLS) {
         Ok(environment) => environment,
         Err(unready) => return Ok(Tested::Skipped { why: unready.skip("the Python package not tested")? }),
     };
-    let (tally, left_out) = without_torch(&environment, built, &[], effort, (SCALING, Which::Run))?;
+    let (tally, left_out) =
+        without_torch(&environment, built, &[], effort, (LEFT_BY_QUICK, Which::Read(effort)))?;
     Ok(Tested::Ran { tally, left_out, types: Ok(()) })
 }
 

@@ -8,9 +8,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::environment::Venv;
-use super::{MODULE, PACKAGE, SOURCES};
 use crate::steps::{Failure, workspace_root};
 use crate::test::build::Built;
+
+pub(crate) const PACKAGE: &str = "crates/python";
+pub(crate) const SOURCES: &str = "crates/python/python/poorwill";
+
+const MODULE: &str = "poorwill";
 
 /// The native module's file in the package.
 const NATIVE_FILE: &str = "_native.abi3.so";

@@ -2,12 +2,14 @@
 //!
 //! - The quick tier is for newcomers and developers. It runs every promise on the host device. Promises about devices
 //!   run over the fake CUDA library as well, and on an NVIDIA GPU if there is one. It also runs documentation tests
-//!   and the Python package's, with vLLM's sources, which are fetched once. Random tests make a tenth of their usual
-//!   cases.
-//! - `--full` runs everything: usual cases, long tests, the page of rotation in a browser, stock clients of a rotation,
-//!   the Python package over PyTorch itself, and the wheels.
-//! - `--rest` is what a quick run leaves of `--full`: the tests that it did not run, and again those that scale with
-//!   the effort. These include all on a GPU. `.ci/run` does one and then the other.
+//!   and the Python package's, with sources of the oldest and the newest vLLM, which are fetched once. Random tests
+//!   make a tenth of their usual cases.
+//! - `--full` runs everything: usual cases, long tests, all versions of vLLM, the page of rotation in a browser, stock
+//!   clients of a rotation, the Python package over PyTorch itself, and the wheels.
+//! - `--rest` is what a quick run leaves of `--full`: the tests that it did not run, among them those of other vLLMs,
+//!   and again those that scale with the effort. These include all on a GPU. `.ci/run` does one and then the other.
+//!
+//! Only `--full` and `cargo xtask vllm` run our worker in that of every minor of vLLM.
 //!
 //! One [`build`](mod@build) makes every program, and the [`runner`] runs each test in its own process. A failure does
 //! not stop the other tests. The end reports what was not run, and why.
@@ -37,11 +39,13 @@ pub(crate) use self::tally::Tally;
 
 use self::build::{Built, Program, build};
 use self::logs::Logs;
+pub(crate) use self::runner::EFFORT;
 use self::runner::{DEVICE, Results, Test};
 use self::seen::Seen;
 use crate::bench::peer_packages;
 use crate::clients;
 use crate::dist;
+use crate::ptx;
 use crate::python::{self, Tested};
 use crate::steps::{Failure, Step, note, say};
 use crate::toolchain::target_folder;
@@ -60,8 +64,6 @@ pub(crate) enum Tier {
 /// No step takes this long with the usual effort, even on a slow machine.
 const STUCK_AFTER: Duration = Duration::from_secs(60 * 60);
 
-/// The effort of random tests; `poorwill_testkit::effort` reads it.
-pub(crate) const EFFORT: &str = "POORWILL_EFFORT";
 const EFFORTS: [&str; 3] = ["quick", "usual", "long"];
 
 /// Name of the programs whose tests may differ between devices.
@@ -69,6 +71,9 @@ const PROMISES: &str = "promises";
 
 /// Name of the programs about the CUDA driver: over the fake library, or on a GPU.
 const CUDA: &str = "cuda";
+
+/// Packages whose tests run whole services.
+const SERVICES: [&str; 4] = ["poorwill-cli", "poorwill-front", "poorwill-rotate", "poorwill-router"];
 
 /// Exists if NVIDIA's kernel driver has a GPU.
 pub(crate) const GPU_IS_HERE: &str = "/dev/nvidiactl";
@@ -118,6 +123,7 @@ pub(crate) fn run(tier: Tier) -> Result<(), Failure> {
         run.write_seen()?;
     } else {
         run.clients();
+        run.kernels();
         run.wheels();
     }
     run.end(built.took, start.elapsed())
@@ -280,7 +286,7 @@ impl Run {
     fn python(&mut self, built: &Built) {
         note("==> the Python package");
         let tested = match self.tier {
-            Tier::Rest => python::test_scaling(built, &self.effort),
+            Tier::Rest => python::test_left(built, &self.effort),
             Tier::Quick | Tier::Full => python::test(built, &[], &self.effort),
         };
         self.part("the Python package", tested);
@@ -296,6 +302,14 @@ impl Run {
         match clients::run() {
             Ok(why) => self.left_out.extend(why),
             Err(failure) => self.note_failure("clients of a rotation", Err(failure)),
+        }
+    }
+
+    fn kernels(&mut self) {
+        note("==> kernels, compiled again");
+        match ptx::check() {
+            Ok(why) => self.left_out.extend(why),
+            Err(failure) => self.note_failure("the GPU's kernels", Err(failure)),
         }
     }
 
@@ -397,7 +411,7 @@ fn skips(skipped: &[(String, String)]) -> Vec<String> {
 
 /// Programs of whole services first: their tests wait rather than compute, and leave the cores to the others.
 fn in_order(programs: &[Program]) -> Vec<&Program> {
-    let waits = |program: &&Program| ["poorwill-cli", "poorwill-rotate"].contains(&&*program.package);
+    let waits = |program: &&Program| SERVICES.contains(&&*program.package);
     let (first, then): (Vec<_>, Vec<_>) = programs.iter().partition(waits);
     first.into_iter().chain(then).collect()
 }

@@ -18,6 +18,9 @@ use super::tally::Tally;
 use crate::guard::Guard;
 use crate::steps::note;
 
+/// The effort of random tests; `poorwill_testkit::effort` reads it.
+pub(crate) const EFFORT: &str = "POORWILL_EFFORT";
+
 /// The device of the tests; `poorwill_testkit::device` reads it.
 pub(super) const DEVICE: &str = "POORWILL_TEST_DEVICE";
 
@@ -160,7 +163,7 @@ fn start_of(test: &Test, effort: &str, log: &Path, guard: &Guard) -> io::Result<
     let file = File::create(log)?;
     let mut command = command(test.program);
     command.args(["--exact", "--include-ignored", "--nocapture", &test.name]);
-    command.env(DEVICE, test.device).env(super::EFFORT, effort);
+    command.env(DEVICE, test.device).env(EFFORT, effort);
     guard.spawn(command.stdout(file.try_clone()?).stderr(file))
 }
 

@@ -5,8 +5,10 @@
 
 mod errors;
 mod examples;
+mod functions;
 mod lexer;
 mod links;
+mod modules;
 mod prose;
 mod roots;
 mod safety;
@@ -169,6 +171,44 @@ fn a_type_name_has_one_meaning_in_a_crate() {
         let sources =
             files.iter().filter(is_rust).filter(|file| file.path.starts_with(&format!("{folder}/src/")));
         types::collisions(folder, sources.map(|file| (file.path.as_str(), file.text.as_str())))
+    }));
+}
+
+#[test]
+fn functions_are_seen_at_once() {
+    let files = files();
+    let is_product = |file: &&File| {
+        let is_test = file.path.ends_with("/tests.rs") || file.path.contains("/src/tests/");
+        is_source(file) && !is_test && !file.path.contains("/tests/")
+    };
+    let (mut problems, mut left) = (Vec::new(), functions::LONG.to_vec());
+    for file in files.iter().filter(is_rust).filter(is_product) {
+        let of_crate = |krate: &str| file.path.starts_with(&format!("{krate}/"));
+        for functions::LongFunction { line, name, lines } in functions::long(&file.text) {
+            left.retain(|(krate, known)| !of_crate(krate) || *known != name);
+            if !functions::LONG.iter().any(|(krate, known)| of_crate(krate) && *known == name) {
+                problems.push(format!("{}:{line}: `{name}` has {lines} lines", file.path));
+            }
+        }
+    }
+    let gone = left.iter().map(|(krate, name)| format!("{krate}: `{name}` is long no more: strike it out"));
+    expect_none(problems.into_iter().chain(gone));
+}
+
+#[test]
+fn type_names_say_of_what_they_are() {
+    let files = files();
+    let is_product = |file: &&File| is_source(file) && !file.path.contains("/tests");
+    let sources = files.iter().filter(is_rust).filter(is_product);
+    expect_none(sources.flat_map(|file| types::bare(&file.path, &file.text)));
+}
+
+#[test]
+fn public_modules_are_told_apart() {
+    let files = files();
+    expect_none(crates().iter().flat_map(|krate| &krate.roots).flat_map(|root| {
+        let text = &tree::file(&files, root).text;
+        modules::alike(root, text)
     }));
 }
 

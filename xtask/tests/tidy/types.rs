@@ -1,4 +1,4 @@
-//! One meaning for each type name in a crate.
+//! One meaning for each type name in a crate, and none that could mean anything.
 
 use std::collections::BTreeMap;
 
@@ -9,6 +9,9 @@ const BY_CUSTOM: &[&str] = &["Result"];
 
 /// Which crate, which name, and why both are right.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[];
+
+/// Too common for a name alone.
+const BARE: [&str; 6] = ["Target", "Outcome", "State", "Kind", "Place", "Part"];
 
 #[derive(Default)]
 struct Types(Vec<String>);
@@ -82,6 +85,26 @@ pub(crate) fn collisions<'f>(
         }),
     );
     problems
+}
+
+/// Types of a file whose whole name is a word that any crate could have: of what is it?
+pub(crate) fn bare(path: &str, text: &str) -> Vec<String> {
+    let mut types = Types::default();
+    // What cannot be parsed is another check's.
+    syn::parse_file(text).iter().for_each(|file| types.visit_file(file));
+    let bare = types.0.iter().filter(|name| BARE.contains(&name.as_str()));
+    bare.map(|name| format!("{path}: `{name}` does not say of what: give it a second word")).collect()
+}
+
+#[test]
+fn a_bare_name_is_found_and_an_associated_type_is_none() {
+    for text in
+        ["struct State;", "mod a { pub enum Kind {} }", "type Outcome<T> = Option<T>;", "trait Part {}"]
+    {
+        assert_eq!(bare("a.rs", text).len(), 1, "{text}");
+    }
+    let associated = "impl Deref for A { type Target = u8; } struct PoolState; mod tests { struct State; }";
+    assert_eq!(bare("a.rs", associated), [""; 0]);
 }
 
 #[test]

@@ -56,12 +56,10 @@ const IN_NAMES: &[&str] = &[
 
 /// Where, which word, and why.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
-    ("xtask/src/ptx/", "lane", "the threads of a warp, as PTX calls them"),
-    ("xtask/src/ptx/", "lanes", "the threads of a warp, as PTX calls them"),
     ("crates/driver/tests/plain/ptx.rs", "lane", "the threads of a warp, as PTX calls them"),
-    ("crates/cli/src/show/doctor.rs", "lanes", "of a PCIe link"),
+    ("crates/local/src/doctor/show.rs", "lanes", "of a PCIe link"),
     ("crates/poorwill/src/doctor/gpu.rs", "lanes", "of a PCIe link"),
-    ("crates/core/src/pool/old_keys.rs", "owed", "an old key, for one more release"),
+    ("crates/core/src/pool/tools/old_keys.rs", "owed", "an old key, for one more release"),
     ("crates/python/src/arena/report.rs", "owed", "an old attribute, for one more release"),
     ("crates/mock-engine/src/text.rs", "nobody", "a word of the mock's answers"),
     ("crates/mock-engine/src/text.rs", "quiet", "a word of the mock's answers"),

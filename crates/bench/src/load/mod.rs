@@ -17,6 +17,7 @@ use poorwill::checkpoint::{Checkpoint, Tensor};
 use poorwill::offload::{HostCheckpoint, LoadError, LoadOptions, LoadReport, ReadMethod, read_directly};
 use serde::Serialize;
 
+use self::peak::Peak;
 use crate::figures::{rate, ratio};
 
 const GIB: f64 = 1_073_741_824.0;
@@ -125,11 +126,8 @@ pub fn run(
     plan: &LoadPlan,
     observer: &mut dyn FnMut(LoadStage),
 ) -> Result<LoadBenchReport, LoadError> {
-    let mut passes: Vec<Pass> = Vec::new();
-    let mut quickest: Option<LoadReport> = None;
-    let mut first_peak = None;
+    let mut run = LoadRun { device, checkpoint, plan, passes: Vec::new(), quickest: None, peak: None };
     let mut loaded = None;
-    let chosen = plan.options.readers_for(checkpoint);
     for round in 0..plan.rounds.get() {
         let mut kinds = [PassKind::Direct, PassKind::Load];
         if round % 2 == 1 {
@@ -145,25 +143,10 @@ pub fn run(
             })?;
             if kind == PassKind::Load {
                 observer(LoadStage::Load);
-                let go_on = &mut |_| ControlFlow::Continue(());
-                let load = || HostCheckpoint::load(device, checkpoint, &plan.options, go_on);
-                let (host, peak) = peak::measure(load);
-                let host = host?;
-                first_peak.get_or_insert(peak);
-                let report = host.report();
-                passes.push(Pass::of(kind, report.readers, report.bytes, report.seconds));
-                if quickest.as_ref().is_none_or(|quickest| report.seconds < quickest.seconds) {
-                    quickest = Some(report.clone());
-                }
-                loaded = Some(host);
+                loaded = Some(run.load()?);
             } else {
                 observer(LoadStage::Direct);
-                let readers = match round % 4 {
-                    1 => chosen * 2,
-                    2 => chosen.div_ceil(2),
-                    _ => chosen,
-                };
-                passes.extend(direct(checkpoint, readers)?);
+                run.read(round)?;
             }
         }
     }
@@ -171,47 +154,93 @@ pub fn run(
     // An even number of rounds ends with a direct read.
     let loaded = match loaded {
         Some(loaded) => loaded,
-        None => HostCheckpoint::load(device, checkpoint, &plan.options, &mut |_| ControlFlow::Continue(()))?,
+        None => run.host_checkpoint()?,
     };
     let mismatch = first_difference(checkpoint, &loaded)?;
-    let load = quickest.unwrap_or_else(|| loaded.report().clone());
-    let best = |kind| {
-        let rates = passes.iter().filter(|pass| pass.kind == kind).map(|pass| pass.gib_per_s);
+    Ok(run.report(&loaded, mismatch))
+}
+
+/// Passes so far.
+struct LoadRun<'a> {
+    device: &'a Device,
+    checkpoint: &'a Checkpoint,
+    plan: &'a LoadPlan,
+    passes: Vec<Pass>,
+    quickest: Option<LoadReport>,
+    /// Of the first load.
+    peak: Option<Peak>,
+}
+
+impl LoadRun<'_> {
+    fn host_checkpoint(&self) -> Result<HostCheckpoint, LoadError> {
+        let go_on = &mut |_| ControlFlow::Continue(());
+        HostCheckpoint::load(self.device, self.checkpoint, &self.plan.options, go_on)
+    }
+
+    fn load(&mut self) -> Result<HostCheckpoint, LoadError> {
+        let (host, peak) = peak::measure(|| self.host_checkpoint());
+        let host = host?;
+        self.peak.get_or_insert(peak);
+        let report = host.report();
+        self.passes.push(Pass::of(PassKind::Load, report.readers, report.bytes, report.seconds));
+        if self.quickest.as_ref().is_none_or(|quickest| report.seconds < quickest.seconds) {
+            self.quickest = Some(report.clone());
+        }
+        Ok(host)
+    }
+
+    fn read(&mut self, round: u32) -> Result<(), LoadError> {
+        let chosen = self.plan.options.readers_for(self.checkpoint);
+        let readers = match round % 4 {
+            1 => chosen * 2,
+            2 => chosen.div_ceil(2),
+            _ => chosen,
+        };
+        self.passes.extend(direct(self.checkpoint, readers)?);
+        Ok(())
+    }
+
+    fn best(&self, kind: PassKind) -> Option<f64> {
+        let rates = self.passes.iter().filter(|pass| pass.kind == kind).map(|pass| pass.gib_per_s);
         rates.reduce(f64::max)
-    };
-    let load_gib_per_s = best(PassKind::Load).unwrap_or_default();
-    let direct_gib_per_s = best(PassKind::Direct);
-    let (group_bytes, resident_bytes, how) = first_peak
-        .map_or((None, None, "nothing was loaded".to_owned()), |peak| {
-            (peak.group_bytes, peak.resident_bytes, peak.how)
-        });
-    // The group includes this process; others in it may have released memory meanwhile.
-    let peak_bytes = group_bytes.max(resident_bytes);
-    let peak_how = if group_bytes.is_some() { how } else { format!("{how}; pages of the process's own") };
-    let info = device.driver();
-    let info = info.info();
-    Ok(LoadBenchReport {
-        bytes: load.bytes,
-        load_s: load.seconds,
-        load_gib_per_s,
-        direct_gib_per_s,
-        ratio: direct_gib_per_s.map(|direct| load_gib_per_s / direct),
-        peak_bytes,
-        peak_ratio: peak_bytes.and_then(|bytes| ratio(bytes, load.bytes.max(1))),
-        peak_how,
-        peak_resident_bytes: resident_bytes,
-        how_read: if load.buffered_bytes > load.bytes / 2 {
-            ReadMethod::Buffered
-        } else {
-            ReadMethod::Direct
-        },
-        verified: mismatch.is_none(),
-        mismatch,
-        device: info.id.clone(),
-        device_name: info.name.clone(),
-        passes,
-        load,
-    })
+    }
+
+    fn report(self, loaded: &HostCheckpoint, mismatch: Option<String>) -> LoadBenchReport {
+        let load_gib_per_s = self.best(PassKind::Load).unwrap_or_default();
+        let direct_gib_per_s = self.best(PassKind::Direct);
+        let load = self.quickest.unwrap_or_else(|| loaded.report().clone());
+        let (group_bytes, resident_bytes, how) =
+            self.peak.map_or((None, None, "nothing was loaded".to_owned()), |peak| {
+                (peak.group_bytes, peak.resident_bytes, peak.how)
+            });
+        // The group includes this process; others in it may have released memory meanwhile.
+        let peak_bytes = group_bytes.max(resident_bytes);
+        let peak_how = if group_bytes.is_some() { how } else { format!("{how}; pages of the process's own") };
+        let info = self.device.driver();
+        let info = info.info();
+        LoadBenchReport {
+            bytes: load.bytes,
+            load_s: load.seconds,
+            load_gib_per_s,
+            direct_gib_per_s,
+            ratio: direct_gib_per_s.map(|direct| load_gib_per_s / direct),
+            peak_bytes,
+            peak_ratio: peak_bytes.and_then(|bytes| ratio(bytes, load.bytes.max(1))),
+            peak_how,
+            peak_resident_bytes: resident_bytes,
+            how_read: if load.buffered_bytes > load.bytes / 2 {
+                ReadMethod::Buffered
+            } else {
+                ReadMethod::Direct
+            },
+            verified: mismatch.is_none(),
+            mismatch,
+            device: info.id.clone(),
+            device_name: info.name.clone(),
+            passes: self.passes,
+            load,
+        }
+    }
 }
 
 impl Pass {

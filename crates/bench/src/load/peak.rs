@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 use std::{fs, thread};
 
+use poorwill_driver::system::System;
+
 use crate::process::resident_bytes;
 
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(2);
@@ -27,7 +29,7 @@ struct ControlGroup {
 impl ControlGroup {
     /// As the system or a container shows it.
     fn of_this_process() -> Option<Self> {
-        let membership = fs::read_to_string("/proc/self/cgroup").ok()?;
+        let membership = System::here().cgroups_of(std::process::id());
         let mut paths = Vec::new();
         for line in membership.lines() {
             let mut fields = line.splitn(3, ':').skip(1);

@@ -105,78 +105,24 @@ fn measure(
         repeats: 0,
         mismatch: None,
     };
-
     observer(OffloadStage::Choice);
     let probe = run.prefetcher(fit, SLOTS_MIN)?;
     let (copying, computing) = run.choose(&probe)?;
     probe.close()?;
     let slots = choose_slots(copying, computing, run.layers.memory.len(), fit.slots.min(SLOTS_MAX));
-    let mut prefetcher = run.prefetcher(fit, slots)?;
+    let times = run.times(fit, slots, uva.read, observer)?;
+    Ok(run.report(plan, fit, slots, uva.how, &times))
+}
 
-    observer(OffloadStage::Copies);
-    let transfer_s = run.median_of(|run| run.copies(&prefetcher, prefetcher.copy_stream()))?;
-    let kernel = match uva.read {
-        None => None,
-        Some(InPlaceRead::Copy) => Some(Stream::new(arena.driver())?),
-        Some(InPlaceRead::Kernel) => Some(Stream::with_kernel_copies(arena.driver())?),
-    };
-    observer(OffloadStage::KernelCopies);
-    let mut kernel_s = None;
-    if let Some(kernel) = &kernel {
-        kernel_s = Some(run.median_of(|run| run.copies(&prefetcher, kernel.id()))?);
-    }
-    observer(OffloadStage::Resident);
-    let residents = run.fill(&prefetcher)?;
-    let compute_s = run.median_of(|run| run.resident(&prefetcher, residents))?;
-    observer(OffloadStage::InPlace);
-    let mut uva_s = None;
-    if let Some(kernel) = &kernel {
-        uva_s = Some(run.median_of(|run| run.in_place(&prefetcher, kernel))?);
-    }
-    observer(OffloadStage::SideBySide);
-    run.fill(&prefetcher)?;
-    let side_by_side_s = run.median_of(|run| run.side_by_side(&prefetcher))?;
-    observer(OffloadStage::Prefetch);
-    let prefetch = run.spread_of(|run| run.prefetched(&mut prefetcher))?;
-    prefetcher.close()?;
-    if let Some(mut kernel) = kernel {
-        kernel.close()?;
-    }
-
-    let part_bytes = run.part_bytes();
-    let OffloadRun { layers, repeats, mismatch, .. } = run;
-    let (info, bytes) = (driver.info(), fit.layer_bytes * u64::from(plan.layers.get()));
-    let gib_per_s = |seconds| rate(bytes, seconds) / as_float(1 << 30);
-    Ok(OffloadReport {
-        host_bytes_asked: bytes,
-        host_bytes_used: layers.used_bytes,
-        pin_gib_per_s: gib_per_s(layers.allocate_s),
-        uva_gib_per_s: kernel_s.map(gib_per_s),
-        explicit_gib_per_s: gib_per_s(transfer_s),
-        prefetch_gib_per_s: gib_per_s(prefetch.median),
-        compute_s,
-        uva_s,
-        prefetch_s: prefetch.median,
-        overlap: overlap_of(compute_s, transfer_s, prefetch.median),
-        verified: mismatch.is_none(),
-        mismatch,
-        device: info.id.clone(),
-        device_name: info.name.clone(),
-        fast_digests: info.fast_digests,
-        layers: plan.layers.get(),
-        layer_bytes: fit.layer_bytes,
-        slots,
-        part_bytes,
-        repeats,
-        compute_transfer_ratio: compute_s / transfer_s.max(1e-9),
-        transfer_s,
-        side_by_side_s,
-        passes: PASSES,
-        prefetch_spread_s: prefetch,
-        pinned: layers.pageable_because.is_none(),
-        pageable_because: layers.pageable_because.clone(),
-        uva_how: uva.how,
-    })
+/// Of whole passes.
+struct PassTimes {
+    transfer_s: f64,
+    /// Copies by a kernel, and computing in place, where the device can.
+    kernel_s: Option<f64>,
+    uva_s: Option<f64>,
+    compute_s: f64,
+    side_by_side_s: f64,
+    prefetch: Spread,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -268,6 +214,93 @@ impl<'a> OffloadRun<'a> {
             next = choose_repeats(copying.median_s, once.median_s, self.repeats, computing.median_s);
         }
         Ok((copying, computing))
+    }
+
+    /// Pass after pass, each of its own kind.
+    fn times(
+        &mut self,
+        fit: Fit,
+        slots: usize,
+        read: Option<InPlaceRead>,
+        observer: &mut dyn FnMut(OffloadStage),
+    ) -> Result<PassTimes, OffloadError> {
+        let mut prefetcher = self.prefetcher(fit, slots)?;
+        observer(OffloadStage::Copies);
+        let transfer_s = self.median_of(|run| run.copies(&prefetcher, prefetcher.copy_stream()))?;
+        let kernel = match read {
+            None => None,
+            Some(InPlaceRead::Copy) => Some(Stream::new(self.arena.driver())?),
+            Some(InPlaceRead::Kernel) => Some(Stream::with_kernel_copies(self.arena.driver())?),
+        };
+        observer(OffloadStage::KernelCopies);
+        let mut kernel_s = None;
+        if let Some(kernel) = &kernel {
+            kernel_s = Some(self.median_of(|run| run.copies(&prefetcher, kernel.id()))?);
+        }
+        observer(OffloadStage::Resident);
+        let residents = self.fill(&prefetcher)?;
+        let compute_s = self.median_of(|run| run.resident(&prefetcher, residents))?;
+        observer(OffloadStage::InPlace);
+        let mut uva_s = None;
+        if let Some(kernel) = &kernel {
+            uva_s = Some(self.median_of(|run| run.in_place(&prefetcher, kernel))?);
+        }
+        observer(OffloadStage::SideBySide);
+        self.fill(&prefetcher)?;
+        let side_by_side_s = self.median_of(|run| run.side_by_side(&prefetcher))?;
+        observer(OffloadStage::Prefetch);
+        let prefetch = self.spread_of(|run| run.prefetched(&mut prefetcher))?;
+        prefetcher.close()?;
+        if let Some(mut kernel) = kernel {
+            kernel.close()?;
+        }
+        Ok(PassTimes { transfer_s, kernel_s, uva_s, compute_s, side_by_side_s, prefetch })
+    }
+
+    fn report(
+        self,
+        plan: &OffloadPlan,
+        fit: Fit,
+        slots: usize,
+        uva_how: String,
+        times: &PassTimes,
+    ) -> OffloadReport {
+        let part_bytes = self.part_bytes();
+        let Self { arena, layers, repeats, mismatch, .. } = self;
+        let info = arena.driver().info();
+        let bytes = fit.layer_bytes * u64::from(plan.layers.get());
+        let gib_per_s = |seconds| rate(bytes, seconds) / as_float(1 << 30);
+        let &PassTimes { transfer_s, compute_s, prefetch, .. } = times;
+        OffloadReport {
+            host_bytes_asked: bytes,
+            host_bytes_used: layers.used_bytes,
+            pin_gib_per_s: gib_per_s(layers.allocate_s),
+            uva_gib_per_s: times.kernel_s.map(gib_per_s),
+            explicit_gib_per_s: gib_per_s(transfer_s),
+            prefetch_gib_per_s: gib_per_s(prefetch.median),
+            compute_s,
+            uva_s: times.uva_s,
+            prefetch_s: prefetch.median,
+            overlap: overlap_of(compute_s, transfer_s, prefetch.median),
+            verified: mismatch.is_none(),
+            mismatch,
+            device: info.id.clone(),
+            device_name: info.name.clone(),
+            fast_digests: info.fast_digests,
+            layers: plan.layers.get(),
+            layer_bytes: fit.layer_bytes,
+            slots,
+            part_bytes,
+            repeats,
+            compute_transfer_ratio: compute_s / transfer_s.max(1e-9),
+            transfer_s,
+            side_by_side_s: times.side_by_side_s,
+            passes: PASSES,
+            prefetch_spread_s: prefetch,
+            pinned: layers.pageable_because.is_none(),
+            pageable_because: layers.pageable_because,
+            uva_how,
+        }
     }
 
     fn computing(&self, probe: &Prefetcher<'_>) -> Result<Times, OffloadError> {

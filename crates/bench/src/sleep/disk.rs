@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use poorwill::backup::DiskInfo;
+use poorwill::proc;
 use rustix::fs::{Mode, OFlags};
 use serde::Serialize;
 
@@ -75,7 +76,7 @@ pub(super) fn plain_read(folder: &Path) -> io::Result<(f64, u64)> {
 fn unnamed_file(folder: &Path) -> io::Result<PathBuf> {
     let folder = fs::canonicalize(folder)?;
     let mut found: Option<(u64, PathBuf)> = None;
-    for entry in fs::read_dir("/proc/self/fd")? {
+    for entry in fs::read_dir(proc::descriptors_folder(std::process::id()))? {
         let path = entry?.path();
         let (Ok(target), Ok(about)) = (fs::read_link(&path), fs::metadata(&path)) else { continue };
         if target.starts_with(&folder) && about.is_file() && about.nlink() == 0 {

@@ -29,6 +29,7 @@
 //! # }
 //! ```
 
+mod aims;
 mod choice;
 #[cfg(target_os = "linux")]
 mod disk;

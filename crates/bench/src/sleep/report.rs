@@ -10,7 +10,7 @@ use super::limits::Limits;
 use super::plan::CycleKind;
 use super::ratios::Ratios;
 use crate::contents::Contents;
-use crate::figures::{Spread, ratio};
+use crate::figures::Spread;
 
 /// In these clean cycles, a GPU rests before the wake.
 pub(super) const RESTED_CYCLES: u32 = 5;
@@ -199,43 +199,5 @@ impl SleepBenchReport {
     #[must_use]
     pub fn rested_cycles(&self) -> u32 {
         self.clean_cycles.min(RESTED_CYCLES)
-    }
-
-    pub(super) fn note(&mut self, mismatch: Option<String>) {
-        self.verified &= mismatch.is_none();
-        self.mismatch = self.mismatch.take().or(mismatch);
-    }
-
-    pub(super) fn add(&mut self, cycle: &SleepCycle) {
-        let (sleep_s, copied) = (Some(cycle.sleep_s), Some(cycle.sleep.copied_bytes));
-        let most = |so_far: Option<u64>, bytes| so_far.max(Some(bytes));
-        match cycle.kind {
-            CycleKind::First => {
-                (self.first_sleep_s, self.copied_bytes.first) = (sleep_s, copied);
-                self.stored_bytes = Some(cycle.sleep.stored_bytes);
-                self.stored_ratio = ratio(cycle.sleep.stored_bytes, cycle.sleep.copied_bytes);
-            }
-            CycleKind::Prepared => (self.prepared_sleep_s, self.copied_bytes.prepared) = (sleep_s, copied),
-            CycleKind::Changed => (self.changed_sleep_s, self.copied_bytes.changed) = (sleep_s, copied),
-            CycleKind::Clean => {
-                self.clean_cycles = cycle.number;
-                self.copied_bytes.clean = most(self.copied_bytes.clean, cycle.sleep.copied_bytes);
-                self.copied_bytes.wake = most(self.copied_bytes.wake, cycle.wake.copied_bytes);
-                self.read_bytes = most(self.read_bytes, cycle.wake.read_bytes);
-            }
-        }
-    }
-
-    pub(super) fn add_spreads(&mut self, spreads: Option<Spreads>) {
-        self.spreads = spreads;
-        self.clean_sleep_s = spreads.map(|spreads| spreads.sleep_s.median);
-        self.wake_s = spreads.map(|spreads| spreads.wake_s.median);
-    }
-
-    pub(super) fn add_dropping(&mut self, cycles: Vec<DropCycle>) {
-        let least = |figure: fn(&DropCycle) -> f64| cycles.iter().map(figure).min_by(f64::total_cmp);
-        self.drop_s = least(|cycle| cycle.drop_s);
-        self.wake_empty_s = least(|cycle| cycle.wake_empty_s);
-        self.dropping = Some(Dropping { cycles });
     }
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use poorwill::{Arena, Dropped, Level, PoolError, SleepRequest, Tag, TagPolicy, Verify, WakeRequest};
 
+use super::aims::ratios;
 use super::choice::choose;
 #[cfg(target_os = "linux")]
 use super::disk::{DiskCycle, DiskCycles, plain_read};
@@ -11,12 +12,13 @@ use super::limits::{Footprint, Limits};
 use super::plan::{CycleKind, SleepError, SleepPlan, SleepStage};
 use super::ratios::Ratios;
 use super::report::{
-    CopiedBytes, DropCycle, MemoryTrend, MemoryUse, RESTED_CYCLES, SleepBenchReport, SleepCycle, Spreads,
+    CopiedBytes, DropCycle, Dropping, MemoryTrend, MemoryUse, RESTED_CYCLES, SleepBenchReport, SleepCycle,
+    Spreads,
 };
 use super::sizes::{count, sizes};
 use crate::blocks::{Blocks, CopyBuffer, WrongByte, buffer_bytes};
 use crate::cycle::{self, Content, CycleOptions};
-use crate::figures::{Spread, as_float, timed};
+use crate::figures::{Spread, as_float, ratio, timed};
 use crate::process::resident_bytes;
 
 const DROP_CYCLES: usize = 3;
@@ -59,7 +61,7 @@ pub fn run(
     outcome?;
     cleared?;
     let mut report = run.report;
-    report.ratios = Ratios::of(&report);
+    report.ratios = ratios(&report);
     Ok(report)
 }
 
@@ -151,7 +153,7 @@ impl SleepRun<'_> {
             let (wake_without_verify_s, wake_at_once_s) = (wakes(1)?, Spread::of(at_once)?);
             Some(Spreads { sleep_s, wake_s, wake_without_verify_s, wake_at_once_s })
         };
-        self.report.add_spreads(spreads());
+        self.add_spreads(spreads());
         Ok(())
     }
 
@@ -190,7 +192,7 @@ impl SleepRun<'_> {
                 plain_read_bytes,
             });
             if let Some(wrong) = self.load.mismatch()? {
-                self.report.note(Some(format!("after a wake from disk {wrong}")));
+                self.note(Some(format!("after a wake from disk {wrong}")));
                 break;
             }
             self.load.release_buffer();
@@ -217,10 +219,10 @@ impl SleepRun<'_> {
             let (wake_empty_s, _) = timed(|| self.arena.wake(&WakeRequest::all()))?;
             cycles.push(DropCycle { drop_s, wake_empty_s });
         }
-        self.report.add_dropping(cycles);
+        self.add_dropping(cycles);
         if self.load.is_moved()? {
             self.report.moved = true;
-            self.report.note(Some("a block moved while it was dropped".into()));
+            self.note(Some("a block moved while it was dropped".into()));
         }
         Ok(())
     }
@@ -257,7 +259,7 @@ impl SleepRun<'_> {
         let wrong = done.mismatch.as_ref().map(|wrong| format!("after {} {wrong}", cycle_name(kind, number)));
         let mismatch = moved.then(|| format!("a block moved in {}", cycle_name(kind, number)));
         self.report.moved |= moved;
-        self.report.note(mismatch.or(wrong));
+        self.note(mismatch.or(wrong));
         let link_s = as_float(done.wake.copied_bytes) / self.report.limits.to_device_bytes_per_s;
         let [before, after] = [&done.before, &done.asleep].map(|moment| moment.free_bytes.cast_signed());
         let cycle = SleepCycle {
@@ -273,12 +275,55 @@ impl SleepRun<'_> {
             sleep: done.sleep,
             wake: done.wake,
         };
-        self.report.add(&cycle);
+        self.add(&cycle);
         let figures = [cycle.sleep_s, cycle.wake_s, cycle.wake_without_verify_s];
         if number <= REPORTED_FIRST || number == last || self.report.mismatch.is_some() {
             self.report.cycles.push(cycle);
         }
         Ok(figures)
+    }
+
+    fn note(&mut self, mismatch: Option<String>) {
+        self.report.verified &= mismatch.is_none();
+        self.report.mismatch = self.report.mismatch.take().or(mismatch);
+    }
+
+    fn add(&mut self, cycle: &SleepCycle) {
+        let (sleep_s, copied) = (Some(cycle.sleep_s), Some(cycle.sleep.copied_bytes));
+        let most = |so_far: Option<u64>, bytes| so_far.max(Some(bytes));
+        match cycle.kind {
+            CycleKind::First => {
+                (self.report.first_sleep_s, self.report.copied_bytes.first) = (sleep_s, copied);
+                self.report.stored_bytes = Some(cycle.sleep.stored_bytes);
+                self.report.stored_ratio = ratio(cycle.sleep.stored_bytes, cycle.sleep.copied_bytes);
+            }
+            CycleKind::Prepared => {
+                (self.report.prepared_sleep_s, self.report.copied_bytes.prepared) = (sleep_s, copied);
+            }
+            CycleKind::Changed => {
+                (self.report.changed_sleep_s, self.report.copied_bytes.changed) = (sleep_s, copied);
+            }
+            CycleKind::Clean => {
+                self.report.clean_cycles = cycle.number;
+                self.report.copied_bytes.clean =
+                    most(self.report.copied_bytes.clean, cycle.sleep.copied_bytes);
+                self.report.copied_bytes.wake = most(self.report.copied_bytes.wake, cycle.wake.copied_bytes);
+                self.report.read_bytes = most(self.report.read_bytes, cycle.wake.read_bytes);
+            }
+        }
+    }
+
+    fn add_spreads(&mut self, spreads: Option<Spreads>) {
+        self.report.spreads = spreads;
+        self.report.clean_sleep_s = spreads.map(|spreads| spreads.sleep_s.median);
+        self.report.wake_s = spreads.map(|spreads| spreads.wake_s.median);
+    }
+
+    fn add_dropping(&mut self, cycles: Vec<DropCycle>) {
+        let least = |figure: fn(&DropCycle) -> f64| cycles.iter().map(figure).min_by(f64::total_cmp);
+        self.report.drop_s = least(|cycle| cycle.drop_s);
+        self.report.wake_empty_s = least(|cycle| cycle.wake_empty_s);
+        self.report.dropping = Some(Dropping { cycles });
     }
 }
 

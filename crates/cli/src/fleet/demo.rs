@@ -20,8 +20,8 @@ use serde::Serialize;
 use serde_json::json;
 use tokio::time::sleep;
 
-use crate::failure::{Failure, Outcome};
 use crate::rotate::{Signals, free_ports, runtime};
+use poorwill_local::failure::{CommandOutput, Failure};
 
 const MODELS: [&str; 4] = ["amber", "birch", "cedar", "dogwood"];
 const NODES: usize = 3;
@@ -57,7 +57,7 @@ pub(crate) struct FleetDemoReport {
     mismatch: Option<String>,
 }
 
-impl Outcome for FleetDemoReport {
+impl CommandOutput for FleetDemoReport {
     const MISMATCH: &'static str = "wrong answers";
 
     fn mismatch(&self) -> Option<&str> {

@@ -1,17 +1,15 @@
 //! `poorwill route` and `poorwill fleet`: the front of many nodes, and what operators see and want of a fleet.
 
+mod args;
 mod demo;
 mod orders;
 mod serve;
+mod show;
 
 use std::process::ExitCode;
 
-use poorwill::chain;
-use poorwill_fleet::etcd::EtcdError;
-use poorwill_rotate::router::wishes::WishError;
-
-use crate::args::{FleetArgs, RouteArgs};
-use crate::failure::{self, Failure};
+pub(crate) use self::args::{FleetArgs, RouteArgs};
+use poorwill_local::failure::{self, Failure};
 
 pub(crate) fn route(args: &RouteArgs) -> ExitCode {
     match serve::run(args) {
@@ -32,16 +30,4 @@ pub(crate) fn run(args: FleetArgs) -> ExitCode {
 
 fn failed(reason: &str) -> ExitCode {
     failure::report_error(&Failure::new(reason))
-}
-
-impl From<EtcdError> for Failure {
-    fn from(error: EtcdError) -> Self {
-        Self::new(chain(&error))
-    }
-}
-
-impl From<WishError> for Failure {
-    fn from(error: WishError) -> Self {
-        Self::new(chain(&error))
-    }
 }

@@ -4,15 +4,15 @@ use std::path::Path;
 
 use poorwill_fleet::etcd::{Etcd, Limits};
 use poorwill_fleet::keys;
-use poorwill_rotate::router::status::{FleetStatus, Records};
-use poorwill_rotate::router::wishes::{Wish, wish};
+use poorwill_router::status::{FleetStatus, Records};
+use poorwill_router::wishes::{Wish, wish};
 use serde::Serialize;
 
+use super::args::FleetCommand;
 use super::serve::read;
-use crate::args::FleetCommand;
-use crate::failure::{Failure, Outcome};
+use super::show::status_text;
 use crate::rotate::runtime;
-use crate::show::fleet::status_text;
+use poorwill_local::failure::{CommandOutput, Failure};
 
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
@@ -21,7 +21,7 @@ pub(crate) enum FleetReply {
     Wish { wish: String },
 }
 
-impl Outcome for FleetReply {
+impl CommandOutput for FleetReply {
     fn mismatch(&self) -> Option<&str> {
         None
     }

@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::time::Duration;
 
-use poorwill_rotate::config::RouterConfig;
-use poorwill_rotate::descriptors;
-use poorwill_rotate::router;
+use poorwill_net::descriptors;
+use poorwill_router as router;
+use poorwill_router::RouterConfig;
 
-use crate::args::{Part, RouteArgs};
-use crate::failure::Failure;
+use super::args::{RouteArgs, RouterPart};
 use crate::rotate::{ServiceSignal, Signals, config_failure, logged, runtime};
+use poorwill_local::failure::Failure;
 
 /// How long requests may finish after the first signal.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
@@ -26,7 +26,8 @@ pub(super) fn run(args: &RouteArgs) -> Result<(), Failure> {
     let runtime = runtime()?;
     let outcome = runtime.block_on(async {
         let mut signals = Signals::new()?;
-        let (routes, controls) = (args.only != Some(Part::Controller), args.only != Some(Part::Front));
+        let (routes, controls) =
+            (args.only != Some(RouterPart::Controller), args.only != Some(RouterPart::Front));
         let mut running = router::begin(&config, routes, controls).await?;
         loop {
             tokio::select! {

@@ -8,10 +8,10 @@ use poorwill_rotate::validate::{self, Validation, Verdict};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{read, runtime};
-use crate::args::RotateCommand;
-use crate::failure::{Failure, Outcome};
-use crate::show::rotate::{status_text, validation_text, verdict_text};
+use super::args::RotateCommand;
+use super::opening::{read, runtime};
+use super::show::{status_text, validation_text, verdict_text};
+use poorwill_local::failure::{CommandOutput, Failure};
 
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
@@ -33,7 +33,7 @@ pub(crate) struct CommandReply {
     last_failure: Option<String>,
 }
 
-impl Outcome for Reply {
+impl CommandOutput for Reply {
     fn mismatch(&self) -> Option<&str> {
         None
     }
@@ -104,7 +104,7 @@ pub(crate) struct ValidateOutcome {
     failed: Option<String>,
 }
 
-impl Outcome for ValidateOutcome {
+impl CommandOutput for ValidateOutcome {
     const MISMATCH: &'static str = "not valid";
 
     fn mismatch(&self) -> Option<&str> {

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use poorwill::chain;
 use poorwill_mock_engine::Fault;
+use poorwill_net::descriptors;
 use poorwill_rotate::client::{Client, ClientError};
 use poorwill_rotate::config::Config;
-use poorwill_rotate::descriptors;
 use poorwill_rotate::policy::StageName;
 use poorwill_rotate::run;
 use poorwill_rotate::service::{EventKind, ServiceEvent, Swap};
@@ -26,9 +26,9 @@ use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{sleep, timeout};
 
-use super::runtime;
+use super::opening::runtime;
 use super::signals::Signals;
-use crate::failure::{Failure, Outcome};
+use poorwill_local::failure::{CommandOutput, Failure};
 
 const MODELS: [&str; 3] = ["amber", "birch", "cedar"];
 /// Memory of each engine while awake.
@@ -76,7 +76,7 @@ pub(crate) struct RotateDemoReport {
     mismatch: Option<String>,
 }
 
-impl Outcome for RotateDemoReport {
+impl CommandOutput for RotateDemoReport {
     const MISMATCH: &'static str = "wrong answers";
 
     fn mismatch(&self) -> Option<&str> {

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
+
+use poorwill::proc;
 
 /// The state of a listening socket in `/proc/net/tcp`.
 const LISTENS: &str = "0A";
@@ -22,9 +23,9 @@ pub(super) fn listening() -> Vec<Listening> {
         sockets.extend(text.lines().skip(1).filter_map(socket));
     }
     let mut all = Vec::new();
-    for pid in pids() {
-        let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-        let inodes = files.filter_map(|file| inode(&fs::read_link(file.path()).ok()?));
+    for pid in proc::pids().unwrap_or_default() {
+        let files = proc::descriptors(pid).unwrap_or_default();
+        let inodes = files.iter().filter_map(|file| proc::socket(file)?.parse::<u64>().ok());
         // A socket may be open twice.
         for inode in inodes.collect::<BTreeSet<_>>() {
             all.extend(sockets.get(&inode).map(|address| Listening { address: *address, pid }));
@@ -33,40 +34,16 @@ pub(super) fn listening() -> Vec<Listening> {
     all
 }
 
-/// The words of a process's command line. Empty for threads of the kernel, and for processes that have ended.
-pub(super) fn command_of(pid: u32) -> Vec<String> {
-    fields(&fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default())
-}
-
-/// The value that a variable had when the process began. `None` for processes of other users.
-pub(super) fn variable_of(pid: u32, name: &str) -> Option<String> {
-    let variables = fields(&fs::read(format!("/proc/{pid}/environ")).unwrap_or_default());
-    variables.iter().find_map(|one| Some(one.strip_prefix(name)?.strip_prefix('=')?.to_owned()))
-}
-
-pub(super) fn folder_of(pid: u32) -> Option<PathBuf> {
-    fs::read_link(format!("/proc/{pid}/cwd")).ok()
-}
-
 /// The parent of every process.
 pub(super) fn parents() -> BTreeMap<u32, u32> {
-    let parent = |pid: u32| {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
-        Some((pid, line.trim().parse().ok()?))
-    };
-    pids().filter_map(parent).collect()
+    let parent = |pid: u32| Some((pid, proc::status(pid).ok()??.parent));
+    proc::pids().unwrap_or_default().into_iter().filter_map(parent).collect()
 }
 
 /// The process, its parent, and so on.
 pub(super) fn ancestry(parents: &BTreeMap<u32, u32>, pid: u32) -> impl Iterator<Item = u32> {
     // A table that is read while processes end could have a circle in it.
     std::iter::successors(Some(pid), |pid| parents.get(pid).copied().filter(|parent| *parent > 1)).take(64)
-}
-
-fn pids() -> impl Iterator<Item = u32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 /// The inode and address of a line of the table, if it listens.
@@ -91,20 +68,6 @@ fn address(hex: &str) -> Option<IpAddr> {
     }
 }
 
-/// Of a link such as `socket:[1234]`.
-fn inode(link: &std::path::Path) -> Option<u64> {
-    link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
-}
-
-/// The fields of a file in `/proc`, each ended by NUL.
-fn fields(bytes: &[u8]) -> Vec<String> {
-    let bytes = bytes.strip_suffix(&[0]).unwrap_or(bytes);
-    if bytes.is_empty() {
-        return Vec::new();
-    }
-    bytes.split(|byte| *byte == 0).map(|field| String::from_utf8_lossy(field).into_owned()).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
@@ -124,21 +87,11 @@ mod tests {
     }
 
     #[test]
-    fn this_process_has_a_command_line_a_folder_and_parents() {
+    fn this_process_has_parents() {
         let own = std::process::id();
-        assert_eq!(command_of(own), std::env::args().collect::<Vec<_>>());
-        assert_eq!(folder_of(own), std::env::current_dir().ok());
-        assert_eq!(variable_of(own, "PATH"), std::env::var("PATH").ok());
-        assert_eq!(variable_of(own, "PAT"), None);
         let parents = parents();
         let ancestry: Vec<u32> = ancestry(&parents, own).collect();
         assert_eq!(ancestry.first(), Some(&own));
         assert_eq!(ancestry.get(1).copied().unwrap_or(1), std::os::unix::process::parent_id());
-    }
-
-    #[test]
-    fn an_empty_argument_is_a_word() {
-        assert_eq!(fields(b"a\0\0b\0"), ["a", "", "b"]);
-        assert!(fields(b"").is_empty() && fields(b"\0").is_empty());
     }
 }

@@ -1,6 +1,7 @@
 //! `poorwill rotate`: runs the rotation service or its demo, writes and checks configurations, and controls a service
 //! that runs.
 
+mod args;
 mod check;
 mod control;
 mod demo;
@@ -9,25 +10,21 @@ mod engines;
 mod import;
 mod init;
 mod listening;
+mod opening;
 mod serve;
+mod show;
 mod signals;
 
 pub(crate) use self::demo::free_ports;
+pub(crate) use self::opening::{config_failure, runtime};
 pub(crate) use self::serve::logged;
 pub(crate) use self::signals::{ServiceSignal, Signals};
 
-use std::io;
-use std::path::Path;
 use std::process::ExitCode;
 
-use poorwill::chain;
-use poorwill_rotate::client::ClientError;
-use poorwill_rotate::config::{Config, ConfigError};
-use poorwill_rotate::run::RunError;
-use tokio::runtime::{Builder, Runtime};
-
-use crate::args::{RotateArgs, RotateCommand};
-use crate::failure::{self, Failure};
+use self::args::RotateCommand;
+pub(crate) use self::args::{RotateArgs, with_config_usage};
+use poorwill_local::failure::{self, Failure};
 
 pub(crate) fn run(args: RotateArgs) -> ExitCode {
     let json = args.json;
@@ -53,41 +50,5 @@ fn ended(outcome: Result<(), Failure>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure::report_error(&failure),
-    }
-}
-
-fn read(path: &Path) -> Result<Config, Failure> {
-    Config::read(path).map_err(|error| config_failure(path, &error))
-}
-
-/// All mistakes of the file.
-pub(crate) fn config_failure(path: &Path, error: &ConfigError) -> Failure {
-    let mut all = error.mistakes().iter().map(|mistake| match mistake {
-        ConfigError::Read { .. } => Failure::new(chain(mistake)),
-        _ => {
-            let excerpt = mistake.place().and_then(|place| place.excerpt.clone());
-            Failure::new(format!("{}: {}", path.display(), chain(mistake))).with_excerpt(excerpt)
-        }
-    });
-    match all.next() {
-        Some(first) => first.with_others(all.collect()),
-        None => Failure::new(chain(error)),
-    }
-}
-
-pub(crate) fn runtime() -> Result<Runtime, Failure> {
-    let failed = |error: io::Error| Failure::new(format!("cannot start threads: {error}"));
-    Builder::new_multi_thread().enable_all().build().map_err(failed)
-}
-
-impl From<ClientError> for Failure {
-    fn from(error: ClientError) -> Self {
-        Self::new(chain(&error))
-    }
-}
-
-impl From<RunError> for Failure {
-    fn from(error: RunError) -> Self {
-        Self::new(chain(&error))
     }
 }

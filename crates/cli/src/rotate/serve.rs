@@ -7,16 +7,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use poorwill::chain;
-use poorwill_rotate::descriptors;
+use poorwill_net::descriptors;
 use poorwill_rotate::run::{self, Running};
 use poorwill_rotate::service::Service;
 use tokio::sync::Notify;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
+use super::opening::{read, runtime};
 use super::signals::{ServiceSignal, Signals};
-use super::{read, runtime};
-use crate::failure::Failure;
+use poorwill_local::failure::Failure;
 
 /// How long requests may finish after the first signal.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);

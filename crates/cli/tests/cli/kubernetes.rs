@@ -6,14 +6,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use granit_parser::{Event, Parser, ScalarStyle};
-use poorwill_rotate::config::{Config, Control, RouterConfig};
+use poorwill_rotate::config::{Config, Control};
+use poorwill_router::RouterConfig;
 use serde_json::{Map, Value, json};
 
 use crate::support::{Folder, run};
 
 const NODE_ROUTES: &str = include_str!("../../../rotate/src/control/routes.rs");
-const ROUTER_ROUTES: &str = include_str!("../../../rotate/src/router/operators/routes.rs");
-const ROUTER_METRICS: &str = include_str!("../../../rotate/src/router/operators/metrics.rs");
+const ROUTER_ROUTES: &str = include_str!("../../../router/src/operators/routes.rs");
+const ROUTER_METRICS: &str = include_str!("../../../router/src/operators/metrics.rs");
 const NODE_METRICS: &str = include_str!("../../../../docs/reference/metrics.md");
 const KEYS: &str = "/etc/poorwill-keys";
 /// How long a service lets requests finish at its end.

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use poorwill::hibernate::{HibernateRequest, Hibernator, HibernatorOptions, Processes};
+use poorwill::hibernation::{HibernateRequest, Hibernator, HibernatorOptions, Processes};
 
 use crate::support::{Folder, command, run};
 

@@ -17,7 +17,6 @@ fn page() -> String {
 }
 
 #[test]
-#[cfg(target_os = "linux")] // Other systems have fewer commands.
 fn the_page_is_what_the_command_prints() {
     let path = root().join("docs/reference/commands.md");
     let page = page();
@@ -67,7 +66,7 @@ fn every_visible_command_and_option_is_on_the_page() {
 fn every_environment_variable_in_the_sources_is_on_the_page() {
     let page = page();
     let mut found = 0;
-    for name in ["bench", "cli", "core", "driver", "poorwill", "rotate"] {
+    for name in ["bench", "cli", "core", "driver", "local", "poorwill", "rotate"] {
         let mut folders = vec![root().join("crates").join(name).join("src")];
         while let Some(folder) = folders.pop() {
             for entry in fs::read_dir(folder).unwrap() {
@@ -95,4 +94,22 @@ fn every_environment_variable_in_the_sources_is_on_the_page() {
         }
     }
     assert!(found >= 8, "{found}");
+}
+
+#[test]
+fn the_small_program_knows_which_commands_it_lacks() {
+    let folder = Folder::new();
+    let help = run(&folder, &["--help"]).succeeded();
+    let list = help.split("Commands:\n").nth(1).unwrap().split("\n\n").next().unwrap();
+    // Longer descriptions go on in lines that stand further in.
+    let lines = list.lines().filter(|line| !line.starts_with("   "));
+    let names: Vec<&str> = lines.filter_map(|line| line.split_whitespace().next()).collect();
+    let own = ["demo", "verify", "hibernate", "doctor", "bench", "help"];
+    let hidden = ["mock-engine", "reference"];
+    let mut services: Vec<&str> =
+        names.into_iter().filter(|name| !own.contains(name)).chain(hidden).collect();
+    let mut known = poorwill_local::SERVICES.to_vec();
+    services.sort_unstable();
+    known.sort_unstable();
+    assert_eq!(services, known);
 }

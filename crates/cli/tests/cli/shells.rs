@@ -69,7 +69,6 @@ fn every_command_has_a_man_page() {
         {
             assert!(pages.contains(&format!("{page}.1")), "{pages:?}");
         }
-        #[cfg(target_os = "linux")]
         assert!(pages.contains("poorwill-rotate-validate.1"), "{pages:?}");
         assert!(
             pages.iter().all(|page| !["mock", "reference", "help"].iter().any(|word| page.contains(word)))
@@ -135,7 +134,6 @@ fn the_old_name_of_verify_works_with_a_notice() {
 }
 
 #[test]
-#[cfg(target_os = "linux")]
 fn old_options_work_with_a_notice() {
     let folder = Folder::new();
     let ran = run(&folder, &["rotate", "--config", "nowhere.toml", "--lasts", "1s"]);

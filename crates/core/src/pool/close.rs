@@ -1,8 +1,8 @@
 //! Closing a pool: work under way ends, and everything is released.
 
-use super::error::{PoolError, Result};
 use super::shared::Shared;
 use crate::driver::StreamId;
+use crate::pool::tools::error::{PoolError, Result};
 
 const CLOSE: &str = "close the pool";
 

@@ -16,85 +16,42 @@
 //!
 //! `shared` names the locks and their order.
 
-mod access;
-mod alloc;
-mod backup_view;
-mod backups;
-mod capture;
-mod clocks;
 mod close;
-mod commands;
-mod config;
-mod deadline;
-mod error;
-mod events;
-mod handle;
-mod handover;
-mod heap;
-mod hold;
-mod holds;
-mod host_reclaim;
-mod keys;
-mod leaving;
-mod losses;
-mod lost;
-mod mapping;
-mod memory;
-mod old_keys;
-mod per_process;
-mod physical;
-mod prepare;
-mod pressure;
-mod read_backup;
-mod reaper;
-mod report;
-mod save;
-mod scratch;
-mod shape;
+mod means;
+mod operations;
+mod parts;
 mod shared;
-mod sleep;
-mod spill;
-mod spoiled;
-mod stage;
 mod state;
 mod stats;
-mod streams;
-mod supply;
-mod tag_lock;
-mod tags;
-mod threads;
-mod undefined;
-mod units;
-mod unused;
-mod wake;
+mod tools;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-pub use backup_view::BackupView;
-pub use config::PoolConfig;
-pub use error::{
-    Awaited, BackupProblem, Corruption, Phase, PoolError, Result, Shortage, UndoneBecause, Usage,
-};
-pub use handle::{AllocRequest, Block, BlockId};
-pub use hold::{HeldTag, Hold};
-pub use lost::LostRange;
-pub use prepare::{Preparation, PrepareEnd, PrepareProgress, PrepareReport};
-pub use report::{
-    Level, OnProgress, Release, SleepPhases, SleepReport, SleepRequest, Verify, WakePhases, WakeProgress,
-    WakeReport, WakeRequest,
-};
-pub use stage::Staged;
+pub use operations::backup_view::BackupView;
+pub use operations::hold_guard::{HeldTag, Hold};
+pub use operations::prepare::{Preparation, PrepareEnd, PrepareProgress, PrepareReport};
+pub use operations::stage::Staged;
 #[doc(hidden)]
 pub use stats::Remembered;
 pub use stats::{BlockKind, BlockSnapshot, PoolStats, SegmentSnapshot, Snapshot, TagStats};
+pub use tools::config::PoolConfig;
+pub use tools::error::{
+    Awaited, BackupProblem, Corruption, Phase, PoolError, Result, Shortage, UndoneBecause, Usage,
+};
+pub use tools::handle::{AllocRequest, Block, BlockId};
+pub use tools::loss_ranges::LostRange;
+pub use tools::report::{
+    Level, OnProgress, Release, SleepPhases, SleepReport, SleepRequest, Verify, WakePhases, WakeProgress,
+    WakeReport, WakeRequest,
+};
 
-use self::access::Access;
-use self::deadline::Wait;
-use self::reaper::Reaper;
+use self::means::reaper::Reaper;
+use self::operations::access::Access;
 use self::shared::{Shared, StateGuard};
-use self::threads::Threads;
+use self::tools::deadline::Wait;
+use self::tools::threads::Threads;
 use crate::backup::{Backups, HostBackups};
 use crate::decision::Decision;
 use crate::driver::{CopyPart, DeviceRange, Driver, HostBuffer, Pending, StreamId};

@@ -1,27 +1,27 @@
 //! What the callers of a pool and its own threads share, and the order of its locks.
 //!
-//! A call waits for locks in this order only. A tag ([`super::tag_lock`]) is locked by a sleep or wake;
+//! A call waits for locks in this order only. A tag ([`crate::pool::tools::tag_lock`]) is locked by a sleep or wake;
 //! others wait for it without holding anything. Physical memory is locked while the driver maps and unmaps; a
-//! sleep or wake hands it over in between ([`super::handover`]). Under the lock of the state ([`Monitor`]) no
+//! sleep or wake hands it over in between ([`crate::pool::tools::handover`]). Under the lock of the state ([`Monitor`]) no
 //! driver call moves memory, and no copy or wait happens.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::commands::Commands;
-use super::config::PoolConfig;
-use super::deadline::{Deadline, Wait};
-use super::error::{Awaited, PoolError, Result};
-use super::handover::HandoverLock;
-use super::keys::TagKey;
-use super::physical::{Counters, PhysicalMemory};
-use super::scratch::ScratchMemory;
-use super::shape::Shape;
 use super::state::State;
-use super::tag_lock::Monitor;
 use crate::backup::Backups;
 use crate::driver::{Driver, StreamId};
+use crate::pool::parts::physical::{Counters, PhysicalMemory};
+use crate::pool::parts::scratch::ScratchMemory;
+use crate::pool::tools::commands::Commands;
+use crate::pool::tools::config::PoolConfig;
+use crate::pool::tools::deadline::{Deadline, Wait};
+use crate::pool::tools::error::{Awaited, PoolError, Result};
+use crate::pool::tools::handover::HandoverLock;
+use crate::pool::tools::keys::TagKey;
+use crate::pool::tools::shape::Shape;
+use crate::pool::tools::tag_lock::Monitor;
 use crate::tag::{Tag, TagState};
 
 /// Between two checks for what sends no notification.

@@ -6,19 +6,19 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::backups::BackupIndex;
-use super::error::{PoolError, Result};
-use super::handle::{AllocRequest, Block as Handle, BlockId};
-use super::heap::{Candidate, Heap, HeapBlock, Placement, Reclaimable};
-use super::holds::Holds;
-use super::keys::{BlockKey, ListKey, SegmentKey, TagKey};
-use super::mapping::{Backing, Mapping};
-use super::physical::Counters;
-use super::shape::Shape;
-use super::tags::Tags;
-use super::units::{UNIT_BYTES, bytes_max};
 use crate::bytes::ByteSize;
 use crate::driver::{DeviceRange, StreamId};
+use crate::pool::parts::backups::BackupIndex;
+use crate::pool::parts::heap::{Candidate, Heap, HeapBlock, Placement, Reclaimable};
+use crate::pool::parts::hold_table::Holds;
+use crate::pool::parts::physical::Counters;
+use crate::pool::parts::tags::Tags;
+use crate::pool::tools::error::{PoolError, Result};
+use crate::pool::tools::handle::{AllocRequest, Block as Handle, BlockId};
+use crate::pool::tools::keys::{BlockKey, ListKey, SegmentKey, TagKey};
+use crate::pool::tools::mapping::{Backing, Mapping};
+use crate::pool::tools::shape::Shape;
+use crate::pool::tools::units::{UNIT_BYTES, bytes_max};
 use crate::tag::{Tag, TagPolicy};
 
 /// Segments inspected per new tag, at most.

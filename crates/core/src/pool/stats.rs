@@ -2,11 +2,11 @@
 
 use serde::Serialize;
 
-use super::heap::{Kind, Segment};
-use super::keys::TagKey;
-use super::physical::Counters;
 use super::state::State;
 use crate::backup::DiskInfo;
+use crate::pool::parts::heap::{Kind, Segment};
+use crate::pool::parts::physical::Counters;
+use crate::pool::tools::keys::TagKey;
 use crate::tag::{Tag, TagState};
 
 /// Figures of a pool.
@@ -38,7 +38,7 @@ pub struct PoolStats {
     /// Held, but not live.
     pub cached_bytes: u64,
     /// Of these, refused for release by the driver so far.
-    #[serde(flatten, serialize_with = "super::old_keys::deferred_release_bytes")]
+    #[serde(flatten, serialize_with = "crate::pool::tools::old_keys::deferred_release_bytes")]
     pub deferred_release_bytes: u64,
     /// Address space.
     pub reserved_bytes: u64,

@@ -2,7 +2,8 @@
 //! says on sharing a GPU.
 //!
 //! [`System`] reads Linux's files below `/proc` and `/sys`, each time anew, since limits and free memory
-//! change. Nothing here fails: missing values are `None`, and unreadable lines are skipped.
+//! change. It does not fail: missing values are `None`, and unreadable lines are skipped. [`proc`] has the
+//! processes.
 //!
 //! ```
 //! use poorwill_driver::system::System;
@@ -19,6 +20,7 @@ mod limits;
 mod memory;
 mod nodes;
 mod pci;
+pub mod proc;
 pub mod slices;
 
 use std::fs;

@@ -64,9 +64,15 @@ enum Math {
     Permute,
     ShiftLeft,
     ShiftRight,
+    /// Of a word of 32 bits, with copies of its sign.
+    ShiftRightSigned,
+    /// Bits of a word in place of some of another: from, and how many.
+    Insert,
+    Negate,
     MulLow,
     MulHigh,
     MulWide,
+    MadLow,
     MadWide,
 }
 
@@ -75,6 +81,7 @@ enum Compare {
     Equal,
     NotEqual,
     Less,
+    Greater,
     GreaterOrEqual,
 }
 
@@ -83,12 +90,13 @@ enum Op {
     Load(Space, usize, Vec<usize>, Value, u64),
     Store(Space, usize, Vec<Value>, Value, u64),
     Math(Math, u32, usize, Vec<Value>),
-    Compare(Compare, usize, Value, Value),
-    Select(usize, Value, Value, usize),
+    /// Bits of a word.
+    Compare(Compare, u32, usize, Value, Value),
+    Select(u32, usize, Value, Value, usize),
     Unpack(usize, usize, usize),
     Pack(usize, usize, usize),
-    /// To, from, distance of the threads in the warp.
-    Shuffle(usize, usize, usize),
+    /// To, from, distance of the threads in the warp; then what must be 31, and all bits.
+    Shuffle(usize, usize, [Value; 3]),
     Branch(String),
     /// Of the threads of a warp.
     Meet,
@@ -133,11 +141,10 @@ impl Kernel {
             .filter(|line| !line.is_empty())
             .collect();
         let text = lines.join("\n");
-        let table = text.split_once("constants[").map(|(_, rest)| rest.split_once('{').unwrap().1);
+        let table = text.split_once(".b8 CONSTANTS[").map(|(_, rest)| rest.split_once('{').unwrap().1);
         let table = table.map_or("", |rest| rest.split_once("};").unwrap().0);
-        let number = |word: &str| u64::from_str_radix(word.trim().strip_prefix("0x").unwrap(), 16).unwrap();
-        let words = table.split(',').filter(|word| !word.is_empty());
-        let constants = words.flat_map(|word| number(word).to_le_bytes()).collect();
+        let bytes = table.split(',').filter(|byte| !byte.is_empty());
+        let constants = bytes.map(|byte| byte.trim().parse::<u8>().unwrap()).collect();
         let entry = text.split_once(&format!(".visible .entry {name}(")).unwrap().1;
         let (params, rest) = entry.split_once(')').unwrap();
         let params =
@@ -146,7 +153,7 @@ impl Kernel {
         let (code, labels, registers) = Default::default();
         let mut kernel = Self { code, labels, registers, params, constants };
         for line in body.lines() {
-            if line.is_empty() || line.starts_with(".reg") {
+            if line.is_empty() || line.starts_with(".reg") || line.starts_with(".pragma") {
                 continue;
             }
             if let Some(label) = line.strip_suffix(':') {
@@ -171,11 +178,14 @@ impl Kernel {
             "%ntid.x" => Value::Threads,
             "%ctaid.x" => Value::Block,
             "%nctaid.x" => Value::Blocks,
-            "constants" | "found" => Value::Number(0),
+            "CONSTANTS" | "found" => Value::Number(0),
             _ if text.starts_with('%') => Value::Register(self.register(text)),
             _ => {
-                let number =
-                    text.strip_prefix("0x").map_or_else(|| text.parse(), |hex| u64::from_str_radix(hex, 16));
+                let number = match (text.strip_prefix("0x"), text.starts_with('-')) {
+                    (Some(hex), _) => u64::from_str_radix(hex, 16),
+                    (None, true) => text.parse().map(i64::cast_unsigned),
+                    (None, false) => text.parse(),
+                };
                 Value::Number(number.unwrap_or_else(|_| panic!("what is `{text}`?")))
             }
         }
@@ -191,7 +201,7 @@ impl Kernel {
                 (Some((self.register(name), guard.starts_with('!'))), code)
             }
         };
-        let (name, args) = code.split_once(' ').unwrap_or((code, ""));
+        let (name, args) = code.split_once(char::is_whitespace).unwrap_or((code, ""));
         let op = self.op(name, args).unwrap_or_else(|| panic!("not understood: `{text}`"));
         Line { text: text.to_owned(), guard, op }
     }
@@ -199,8 +209,9 @@ impl Kernel {
     fn op(&mut self, name: &str, args: &str) -> Option<Op> {
         let words: Vec<&str> = name.split('.').collect();
         let bits = |word: &str| match word {
-            "u32" | "b32" => Some(32),
-            "u64" | "b64" => Some(64),
+            "u32" | "b32" | "s32" => Some(32),
+            "u64" | "b64" | "s64" => Some(64),
+            "u16" => Some(16),
             "u8" => Some(8),
             "pred" => Some(1),
             _ => None,
@@ -230,7 +241,8 @@ impl Kernel {
                     "shared" => Some(Space::Shared),
                     _ => None,
                 })?;
-                let known = ["param", "global", "const", "shared", "cv", "cs", "v2", "u64", "u32", "u8"];
+                let known =
+                    ["param", "global", "const", "shared", "cv", "cs", "v2", "v4", "u64", "u32", "u8"];
                 assert!(words[1..].iter().all(|word| known.contains(word)), "{name}");
                 let place = place.strip_prefix('[')?.strip_suffix(']')?;
                 let (base, offset) = place.split_once('+').unwrap_or((place, "0"));
@@ -240,7 +252,8 @@ impl Kernel {
                 };
                 let offset = offset.parse::<i64>().ok()?.cast_unsigned();
                 let (bytes, values) = (usize::try_from(width? / 8).ok()?, several(values));
-                assert_eq!(values.len(), if words.contains(&"v2") { 2 } else { 1 }, "{name}");
+                let count = words.iter().find_map(|word| word.strip_prefix('v')).unwrap_or("1");
+                assert_eq!(values.len().to_string(), count, "{name}");
                 if is_load {
                     let to = values.iter().map(|name| self.register(name)).collect();
                     Op::Load(space, bytes, to, base, offset)
@@ -269,25 +282,30 @@ impl Kernel {
                     "eq" => Compare::Equal,
                     "ne" => Compare::NotEqual,
                     "lt" => Compare::Less,
+                    "gt" => Compare::Greater,
                     "ge" => Compare::GreaterOrEqual,
                     _ => return None,
                 };
-                Op::Compare(compare, self.register(to), self.value(a), self.value(b))
+                let has_sign = words[2].starts_with('s');
+                assert!(!has_sign || matches!(compare, Compare::Equal | Compare::NotEqual), "{name}");
+                Op::Compare(compare, width?, self.register(to), self.value(a), self.value(b))
             }
             ("selp", [to, a, b, p]) => {
-                Op::Select(self.register(to), self.value(a), self.value(b), self.register(p))
+                Op::Select(width?, self.register(to), self.value(a), self.value(b), self.register(p))
             }
-            ("shfl", [to, from, distance, clamp, mask])
-                if name == "shfl.sync.bfly.b32" && clamp == "31" && mask == "0xffffffff" =>
-            {
-                Op::Shuffle(self.register(to), self.register(from), distance.parse().ok()?)
+            ("shfl", [to, from, rest @ ..]) if name == "shfl.sync.bfly.b32" => {
+                // Whether the other thread is there is not used.
+                let to = to.split('|').next()?;
+                let rest: Vec<Value> = rest.iter().map(|text| self.value(text)).collect();
+                Op::Shuffle(self.register(to), self.register(from), rest.try_into().ok()?)
             }
             ("bra", [label]) => Op::Branch(label.clone()),
             ("bar", [zero]) if zero == "0" => Op::Barrier,
-            ("bar", [mask]) if name == "bar.warp.sync" && mask == "0xffffffff" => Op::Meet,
+            ("bar", [mask]) if name == "bar.warp.sync" && mask == "-1" => Op::Meet,
             ("ret", []) => Op::Return,
             (_, [to, from @ ..]) => {
                 let (math, wide) = match &words[..words.len() - 1] {
+                    ["shr"] if name == "shr.s32" => (Math::ShiftRightSigned, false),
                     ["mov"] => (Math::Move, false),
                     ["add"] => (Math::Add, false),
                     ["sub"] => (Math::Sub, false),
@@ -306,7 +324,10 @@ impl Kernel {
                     ["shr"] => (Math::ShiftRight, false),
                     ["mul", "lo"] => (Math::MulLow, false),
                     ["mul", "hi"] => (Math::MulHigh, false),
+                    ["bfi"] => (Math::Insert, false),
+                    ["neg"] => (Math::Negate, false),
                     ["mul", "wide"] => (Math::MulWide, true),
+                    ["mad", "lo"] => (Math::MadLow, false),
                     ["mad", "wide"] => (Math::MadWide, true),
                     _ => return None,
                 };
@@ -352,7 +373,15 @@ impl Kernel {
                 continue;
             }
             let Stop::Shuffle(at) = stops[0] else { return stops[0] };
-            let Op::Shuffle(to, from, distance) = self.code[at].op else { unreachable!() };
+            let Op::Shuffle(to, from, how) = self.code[at].op else { unreachable!() };
+            let [distance, clamp, mask] = how.map(|value| {
+                let values = warp.iter().map(|thread| get(thread, value, launch) & 0xFFFF_FFFF);
+                let first = values.clone().next().unwrap();
+                assert!(values.clone().all(|value| value == first), "{}", self.code[at].text);
+                first
+            });
+            assert_eq!((clamp, mask), (31, 0xFFFF_FFFF), "{}", self.code[at].text);
+            let distance = usize::try_from(distance).unwrap();
             let given: Vec<u64> = warp.iter().map(|thread| thread.registers[from]).collect();
             for (lane, thread) in warp.iter_mut().enumerate() {
                 thread.registers[to] = given[lane ^ distance];
@@ -374,14 +403,7 @@ impl Kernel {
                 thread.at += 1;
                 continue;
             }
-            let get = |thread: &Thread, value: Value| match value {
-                Value::Register(register) => thread.registers[register],
-                Value::Number(number) => number,
-                Value::Thread => thread.number as u64,
-                Value::Threads => launch.threads as u64,
-                Value::Block => launch.block,
-                Value::Blocks => launch.blocks,
-            };
+            let get = |thread: &Thread, value: Value| get(thread, value, launch);
             match &line.op {
                 Op::Load(space, bytes, to, base, offset) => {
                     let addr = get(thread, *base).wrapping_add(*offset);
@@ -423,19 +445,20 @@ impl Kernel {
                     let values: Vec<u64> = from.iter().map(|value| get(thread, *value)).collect();
                     thread.registers[*to] = calculated(*math, *width, &values);
                 }
-                Op::Compare(compare, to, a, b) => {
-                    let (a, b) = (get(thread, *a), get(thread, *b));
+                Op::Compare(compare, width, to, a, b) => {
+                    let [a, b] = [a, b].map(|value| cut(get(thread, *value), *width));
                     let holds = match compare {
                         Compare::Equal => a == b,
                         Compare::NotEqual => a != b,
                         Compare::Less => a < b,
+                        Compare::Greater => a > b,
                         Compare::GreaterOrEqual => a >= b,
                     };
                     thread.registers[*to] = u64::from(holds);
                 }
-                Op::Select(to, a, b, predicate) => {
+                Op::Select(width, to, a, b, predicate) => {
                     let chosen = if thread.registers[*predicate] != 0 { a } else { b };
-                    thread.registers[*to] = get(thread, *chosen);
+                    thread.registers[*to] = cut(get(thread, *chosen), *width);
                 }
                 Op::Unpack(low, high, from) => {
                     let value = thread.registers[*from];
@@ -459,6 +482,21 @@ impl Kernel {
     }
 }
 
+fn get(thread: &Thread, value: Value, launch: &Launch<'_>) -> u64 {
+    match value {
+        Value::Register(register) => thread.registers[register],
+        Value::Number(number) => number,
+        Value::Thread => thread.number as u64,
+        Value::Threads => launch.threads as u64,
+        Value::Block => launch.block,
+        Value::Blocks => launch.blocks,
+    }
+}
+
+fn cut(value: u64, width: u32) -> u64 {
+    if width == 64 { value } else { value & ((1 << width) - 1) }
+}
+
 fn calculated(math: Math, width: u32, values: &[u64]) -> u64 {
     let low = |value: u64| value & 0xFFFF_FFFF;
     let result = match (math, values) {
@@ -474,6 +512,16 @@ fn calculated(math: Math, width: u32, values: &[u64]) -> u64 {
         // Shifts by the width or more leave nothing.
         (Math::ShiftLeft, [a, b]) => shift(*b, width).map_or(0, |bits| a << bits),
         (Math::ShiftRight, [a, b]) => shift(*b, width).map_or(0, |bits| a >> bits),
+        (Math::ShiftRightSigned, [a, b]) => {
+            let word = i64::from(u32::try_from(low(*a)).unwrap().cast_signed());
+            (word >> low(*b).min(31)).cast_unsigned()
+        }
+        (Math::Insert, [a, b, from, count]) => {
+            let bits = cut(u64::MAX, u32::try_from(*count).unwrap()) << from;
+            a << from & bits | b & !bits
+        }
+        (Math::Negate, [a]) => a.wrapping_neg(),
+        (Math::MadLow, [a, b, c]) => a.wrapping_mul(*b).wrapping_add(*c),
         (Math::Field, [a, from, count]) => a >> from & ((1 << count) - 1),
         (Math::CountOnes, [a]) => u64::from(a.count_ones()),
         (Math::Funnel, [low_word, high_word, bits]) => (low_word | high_word << 32) >> (bits & 31),
@@ -496,7 +544,7 @@ fn calculated(math: Math, width: u32, values: &[u64]) -> u64 {
         (Math::MadWide, [a, b, c]) => (low(*a) * low(*b)).wrapping_add(*c),
         _ => panic!("{math:?} of {}", values.len()),
     };
-    if width == 64 { result } else { result & ((1 << width) - 1) }
+    cut(result, width)
 }
 
 fn shift(bits: u64, width: u32) -> Option<u32> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::tls::TlsError;
+use poorwill_net::tls::TlsError;
 
 /// Why a call failed.
 #[derive(Debug, Clone, thiserror::Error)]

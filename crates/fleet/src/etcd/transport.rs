@@ -18,7 +18,7 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 use super::error::EtcdError;
-use crate::tls::{ClientFiles, ClientTls, Connector};
+use poorwill_net::tls::{ClientFiles, ClientTls, Connector};
 
 /// Most bytes of an answer, or of a line of a stream. etcd's own limit is 1.5 MiB for a request.
 const ANSWER_BYTES_MAX: usize = 64 << 20;

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::Shape;
-use crate::generate::Finish;
+use crate::delta::Finish;
 
 impl Shape {
     /// With its text and how it ended, once it has.

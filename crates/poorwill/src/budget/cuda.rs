@@ -7,9 +7,9 @@ use poorwill_driver::nvml::{Handle, Nvml};
 use poorwill_driver::system::slices::{EnvLimit, GpuName, Lookup, hami_limit, mig_hints, mps_limit};
 use poorwill_driver::system::{GroupDeviceMemory, System};
 
-use super::Slice;
+use super::slice::Slice;
 
-pub(crate) fn facts_of(device: &CudaDevice) -> Vec<Reading> {
+pub(super) fn facts_of(device: &CudaDevice) -> Vec<Reading> {
     let reported = device.reported_memory().map_err(|error| error.kind.to_string());
     GpuMemoryFacts::here(device.gpu(), &reported, &Nvml::load()).facts
 }

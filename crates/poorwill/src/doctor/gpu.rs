@@ -1,74 +1,9 @@
-//! GPUs: memory figures by source, and link speeds.
+//! Examines GPUs: memory figures by source, and link speeds.
 
-use serde::Serialize;
-
-use super::{DeviceReport, Plan};
-
-/// Facts about a GPU; `None` where unknown.
-///
-/// ```
-/// use poorwill::doctor::{Plan, examine};
-///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// for gpu in examine(&Plan::default())?.devices.into_iter().filter_map(|device| device.gpu) {
-///     println!("{}: compute capability {}", gpu.uuid, gpu.compute_capability);
-/// }
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[non_exhaustive]
-pub struct GpuReport {
-    /// As in `9.0`.
-    pub compute_capability: String,
-    /// As in `580.159.04`.
-    pub driver_version: Option<String>,
-    /// Newest CUDA version that the driver supports, as in `13.0`.
-    pub cuda_version: String,
-    /// As in `nvidia-smi`, without the prefix before the first hyphen.
-    pub uuid: String,
-    /// As `domain:bus:device.function`.
-    pub pci_bus_id: String,
-    /// Whether it shares the computer's memory.
-    pub integrated: bool,
-    /// The nearest NUMA node.
-    pub numa_node: Option<u32>,
-    /// Its link.
-    pub link: LinkReport,
-    /// Host memory page-locked for it per second, by one thread.
-    pub pin_bytes_per_s: Option<f64>,
-    /// Size of the measured sample.
-    pub measured_bytes: Option<u64>,
-}
-
-/// A GPU's link: present, possible and measured.
-///
-/// ```
-/// use poorwill::doctor::{Plan, examine};
-///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// for gpu in examine(&Plan::default())?.devices.into_iter().filter_map(|device| device.gpu) {
-///     println!("{:?} lanes of at most {:?}", gpu.link.width, gpu.link.width_max);
-/// }
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-#[non_exhaustive]
-pub struct LinkReport {
-    /// Link width in use.
-    pub width: Option<u32>,
-    /// Largest width of both ends.
-    pub width_max: Option<u32>,
-    /// PCI Express generation, read right after copies: an idle link slows down.
-    pub generation: Option<u32>,
-    /// Newest generation that both ends support.
-    pub generation_max: Option<u32>,
-    /// Bytes per second from page-locked memory to the device.
-    pub to_device_bytes_per_s: Option<f64>,
-    /// Bytes per second from the device to page-locked memory.
-    pub to_host_bytes_per_s: Option<f64>,
-}
+#[cfg(not(target_os = "linux"))]
+use super::device::DeviceReport;
+#[cfg(not(target_os = "linux"))]
+use super::plan::Plan;
 
 #[cfg(not(target_os = "linux"))]
 pub(super) fn examine(_: &Plan, warnings: &mut Vec<String>) -> Vec<DeviceReport> {
@@ -91,10 +26,11 @@ mod linux {
     use poorwill_driver::system::{PciAddress, PciLink, System};
     use poorwill_driver::{CudaConfig, CudaDevice};
 
-    use super::{DeviceReport, GpuReport, LinkReport, Plan};
+    use super::super::device::{DeviceReport, GpuReport, LinkReport, warnings_of};
+    use super::super::engine::EngineAdvice;
+    use super::super::plan::Plan;
     use crate::budget::GpuMemoryFacts;
     use crate::device::DeviceSpec;
-    use crate::doctor::{EngineAdvice, warnings_of};
 
     const SAMPLE_BYTES: u64 = 128 << 20;
 

@@ -1,10 +1,10 @@
 //! The computer's memory, and the kernel settings for mapping and page-locking it.
 
-use std::{fs, thread};
+use std::thread;
 
 use poorwill_core::ByteSize;
 #[cfg(target_os = "linux")]
-use poorwill_driver::system::System;
+use poorwill_driver::system::{System, proc};
 use serde::Serialize;
 
 /// Linux's default, which is enough.
@@ -60,10 +60,9 @@ pub struct HostReport {
 
 impl HostReport {
     pub(super) fn examine() -> Self {
-        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease");
         let report = Self {
             os: std::env::consts::OS.into(),
-            kernel: kernel.ok().map(|text| text.trim_end().to_owned()),
+            kernel: None,
             architecture: std::env::consts::ARCH.into(),
             cpus: thread::available_parallelism().ok().map(usize::from),
             memory_total_bytes: None,
@@ -89,6 +88,7 @@ impl HostReport {
         let (memory, group) = (system.memory(), system.cgroup_memory());
         let nodes = system.numa_nodes();
         Self {
+            kernel: proc::kernel(),
             memory_total_bytes: memory.total_bytes,
             memory_available_bytes: memory.available_bytes,
             cgroup_memory_limit_bytes: group.limit_bytes,
@@ -199,8 +199,8 @@ mod tests {
             ("sys/devices/system/node/has_memory", "0-2\n"),
         ] {
             let path = root.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
         }
         let here = HostReport::examine();
         let expected = HostReport {

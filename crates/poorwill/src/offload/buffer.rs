@@ -54,7 +54,7 @@ impl Buffer {
     /// - `OutOfHostMemory` with requested, held and allowed bytes; `InvalidArgument` for zero bytes.
     /// - `Unsupported` for [`BufferPin::Always`] when the memory cannot be page-locked.
     pub fn new(device: &Device, bytes: u64, pin: BufferPin, switches: Switches) -> Result<Self, DriverError> {
-        device.deferred().free_deferred(device);
+        device.free_deferred();
         let (pin, switched_off) = switched(pin, switches);
         let (memory, because) = device.host_buffer(bytes, pin)?;
         Ok(Self::of(device, memory, pin, switched_off.or(because)))
@@ -72,7 +72,7 @@ impl Buffer {
         pin: BufferPin,
         switches: Switches,
     ) -> Result<Vec<Pending<Self>>, DriverError> {
-        device.deferred().free_deferred(device);
+        device.free_deferred();
         let (pin, switched_off) = switched(pin, switches);
         let made = device.host_buffers(sizes, pin)?;
         let named = |pending: BufferMade| {
@@ -178,7 +178,7 @@ impl Drop for Buffer {
         }
         let may_be_in_use = *self.may_be_in_use.get_mut();
         if may_be_in_use {
-            self.device.deferred().free(&self.device, Box::new(memory));
+            self.device.free_later(Box::new(memory));
         } else {
             drop(memory);
         }

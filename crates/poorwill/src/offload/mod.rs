@@ -11,7 +11,6 @@
 //! - [`Switches`] from the environment disable page-locking and views; no caller can override them.
 
 mod buffer;
-mod deferred;
 mod load;
 mod prefetch;
 mod stream;
@@ -19,7 +18,6 @@ mod switches;
 mod view;
 
 pub use self::buffer::Buffer;
-pub(crate) use self::deferred::DeferredFree;
 pub use self::load::{
     FileReport, HostCheckpoint, HostTensor, LoadError, LoadOptions, LoadProgress, LoadReport, ReadMethod,
     TensorBytes, TensorLocation, read_directly,

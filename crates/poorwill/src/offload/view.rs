@@ -98,7 +98,7 @@ impl View {
         if memory.is_empty() {
             return Err(DriverError::invalid(Op::HostRegister, "a view of no bytes was requested"));
         }
-        device.deferred().free_deferred(device);
+        device.free_deferred();
         let may_lock = switches.pin_off.is_none();
         let Some((device_addr, view)) = device.host_view(memory, may_lock)? else {
             let name = switches.pin_off.unwrap_or_default();
@@ -136,7 +136,7 @@ impl Drop for View {
         let Some(KeepAlive::Foreign { view, keep }) = self.keep_alive.take() else { return };
         if self.device.driver().check_process().is_ok() {
             // The device's access first, then the memory.
-            self.device.deferred().free(&self.device, Box::new((view, keep)));
+            self.device.free_later(Box::new((view, keep)));
         } else {
             std::mem::forget(keep);
         }

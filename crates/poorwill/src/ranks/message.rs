@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::protocol::RankState;
-use super::rank::Outcome;
+use super::rank::RankOutcome;
 
 /// Of this module. Another one is refused.
 pub(super) const PROTOCOL: u32 = 1;
@@ -71,7 +71,7 @@ impl StageCall {
 pub(super) enum Answer {
     Status(RankStatus),
     Staged,
-    Ended(Outcome),
+    Ended(RankOutcome),
     Refused { why: String },
 }
 
@@ -173,9 +173,9 @@ mod tests {
             problem: None,
         };
         let outcomes = [
-            Outcome::Done { report: serde_json::json!({"seconds": 1.0}) },
-            Outcome::Undone { why: "so".into() },
-            Outcome::Failed { why: "so".into() },
+            RankOutcome::Done { report: serde_json::json!({"seconds": 1.0}) },
+            RankOutcome::Undone { why: "so".into() },
+            RankOutcome::Failed { why: "so".into() },
         ];
         let answers = outcomes.map(Answer::Ended).into_iter();
         for answer in
@@ -185,7 +185,7 @@ mod tests {
             let again: Answer = read(&line).unwrap();
             assert_eq!(format!("{again:?}"), format!("{answer:?}"));
         }
-        let text = write(&Answer::Ended(Outcome::Undone { why: "so".into() })).unwrap();
+        let text = write(&Answer::Ended(RankOutcome::Undone { why: "so".into() })).unwrap();
         assert_eq!(
             String::from_utf8(text).unwrap(),
             r#"{"protocol":1,"answer":"ended","outcome":"undone","why":"so"}"#

@@ -54,5 +54,5 @@ pub use self::error::{GroupError, GroupState, RanksError};
 pub use self::group::{Group, GroupSleep, GroupWake};
 pub use self::message::RankStatus;
 pub use self::protocol::{GroupOp, RankState};
-pub use self::rank::{Outcome, Rank, StageError, StagedRank};
+pub use self::rank::{Rank, RankOutcome, StageError, StagedRank};
 pub use self::server::RankServer;

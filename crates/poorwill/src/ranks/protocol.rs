@@ -11,7 +11,7 @@ use poorwill_core::Verdict;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::rank::Outcome;
+use super::rank::RankOutcome;
 
 /// What the group does.
 ///
@@ -84,7 +84,7 @@ struct Turn {
 enum At {
     Staging,
     Staged,
-    Ended(Outcome),
+    Ended(RankOutcome),
 }
 
 impl Participant {
@@ -118,7 +118,7 @@ impl Participant {
     }
 
     /// It has failed to stage, or has carried the verdict out.
-    pub(super) fn end(&mut self, outcome: Outcome) {
+    pub(super) fn end(&mut self, outcome: RankOutcome) {
         if let Some(turn) = &mut self.turn {
             turn.at = At::Ended(outcome);
         }
@@ -131,7 +131,7 @@ impl Participant {
     }
 
     /// What became of this decision; `None`: nothing yet.
-    pub(super) fn outcome(&self, decision: &str) -> Result<Option<&Outcome>, Refusal> {
+    pub(super) fn outcome(&self, decision: &str) -> Result<Option<&RankOutcome>, Refusal> {
         match &self.turn {
             Some(Turn { decision: own, at, .. }) if own == decision => Ok(match at {
                 At::Ended(outcome) => Some(outcome),
@@ -157,7 +157,7 @@ pub(super) enum Heard {
     /// It could not stage, and has changed nothing.
     Refused(String),
     /// The verdict is carried out.
-    Ended(Outcome),
+    Ended(RankOutcome),
     /// It was asked what became of it, and takes no part.
     Stranger(String),
     /// It hung up, or its answer counts for nothing.
@@ -202,7 +202,7 @@ enum RankAt {
     Refused,
     Unchanged,
     Lost,
-    Ended(Outcome),
+    Ended(RankOutcome),
 }
 
 impl RankRecord {
@@ -223,7 +223,7 @@ impl RankRecord {
                 self.complain(why);
             }
             // It heard before that the group undoes it.
-            (RankAt::Staging, Heard::Ended(Outcome::Undone { .. })) if !is_asking => {
+            (RankAt::Staging, Heard::Ended(RankOutcome::Undone { .. })) if !is_asking => {
                 self.at = RankAt::Refused;
             }
             // It has said why.
@@ -237,7 +237,7 @@ impl RankRecord {
                 self.complain(why);
             }
             (_, Heard::Ended(outcome)) if is_asking => {
-                if let Outcome::Failed { why } = &outcome {
+                if let RankOutcome::Failed { why } = &outcome {
                     self.complain(why.as_str());
                 }
                 self.at = RankAt::Ended(outcome);
@@ -338,9 +338,9 @@ impl Coordinator {
         let (mut reports, mut undone) = (Vec::new(), Vec::new());
         for (rank, record) in self.ranks.into_iter().enumerate() {
             match record.at {
-                RankAt::Ended(Outcome::Done { report }) => reports.push(report),
-                RankAt::Ended(Outcome::Undone { why }) => undone.push((rank, why)),
-                RankAt::Ended(Outcome::Failed { .. }) | RankAt::Unchanged => {}
+                RankAt::Ended(RankOutcome::Done { report }) => reports.push(report),
+                RankAt::Ended(RankOutcome::Undone { why }) => undone.push((rank, why)),
+                RankAt::Ended(RankOutcome::Failed { .. }) | RankAt::Unchanged => {}
                 RankAt::Staging | RankAt::Staged | RankAt::Refused | RankAt::Lost => {
                     finding.unconfirmed.push(rank);
                 }
@@ -362,8 +362,8 @@ impl Coordinator {
     /// As the decision says, or what became of the ranks.
     fn verdict(&self) -> Option<Verdict> {
         let of_rank = |record: &RankRecord| match record.at {
-            RankAt::Ended(Outcome::Done { .. }) => Some(Verdict::Commit),
-            RankAt::Ended(Outcome::Undone { .. }) => Some(Verdict::Undo),
+            RankAt::Ended(RankOutcome::Done { .. }) => Some(Verdict::Commit),
+            RankAt::Ended(RankOutcome::Undone { .. }) => Some(Verdict::Undo),
             _ => None,
         };
         self.verdict.or_else(|| self.ranks.iter().find_map(of_rank))
@@ -390,11 +390,11 @@ mod tests {
     use super::*;
 
     fn done() -> Heard {
-        Heard::Ended(Outcome::Done { report: Value::Null })
+        Heard::Ended(RankOutcome::Done { report: Value::Null })
     }
 
     fn undone() -> Heard {
-        Heard::Ended(Outcome::Undone { why: "undone".into() })
+        Heard::Ended(RankOutcome::Undone { why: "undone".into() })
     }
 
     #[test]
@@ -465,9 +465,9 @@ mod tests {
         rank.stage();
         assert_eq!((rank.state(), rank.outcome("a")), (RankState::Staged, Ok(None)));
         assert_eq!(rank.abandoned("b"), None);
-        rank.end(Outcome::Undone { why: "so".into() });
+        rank.end(RankOutcome::Undone { why: "so".into() });
         assert_eq!((rank.state(), rank.abandoned("a")), (RankState::Idle, None));
-        assert!(matches!(rank.outcome("a"), Ok(Some(Outcome::Undone { .. }))));
+        assert!(matches!(rank.outcome("a"), Ok(Some(RankOutcome::Undone { .. }))));
         assert_eq!(rank.outcome("b"), Err(Refusal::Stranger("b".into())));
     }
 }

@@ -85,7 +85,7 @@ pub trait Rank: Send + Sync {
 /// use std::time::Duration;
 ///
 /// use poorwill::decision::{Decision, LocalDecision, Verdict};
-/// use poorwill::ranks::{Outcome, Rank};
+/// use poorwill::ranks::{RankOutcome, Rank};
 /// use poorwill::{Arena, Config, Level, SleepRequest};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
@@ -95,26 +95,26 @@ pub trait Rank: Send + Sync {
 /// let minute = Duration::from_secs(60);
 /// let staged = rank.stage_sleep(&SleepRequest::all(Level::One), Arc::clone(&decision), minute)?;
 /// decision.decide(Verdict::Undo)?;
-/// assert!(matches!(staged.wait(), Outcome::Undone { .. }));
+/// assert!(matches!(staged.wait(), RankOutcome::Undone { .. }));
 /// # Ok(())
 /// # }
 /// ```
 pub trait StagedRank: Send {
     /// Waits until the verdict, from wherever it comes, is carried out.
-    fn wait(self: Box<Self>) -> Outcome;
+    fn wait(self: Box<Self>) -> RankOutcome;
 }
 
 /// What became of a rank that was staged.
 ///
 /// ```
-/// use poorwill::ranks::Outcome;
+/// use poorwill::ranks::RankOutcome;
 ///
-/// let outcome = Outcome::Undone { why: "its group decided so".into() };
+/// let outcome = RankOutcome::Undone { why: "its group decided so".into() };
 /// assert_eq!(serde_json::to_value(&outcome).unwrap()["outcome"], "undone");
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
-pub enum Outcome {
+pub enum RankOutcome {
     /// It was committed, and done.
     Done {
         /// As the rank reports it.
@@ -132,7 +132,7 @@ pub enum Outcome {
     },
 }
 
-impl Outcome {
+impl RankOutcome {
     fn of<R: Serialize>(result: Result<R, PoolError>) -> Self {
         match result.map(serde_json::to_value) {
             Ok(Ok(report)) => Self::Done { report },
@@ -143,7 +143,7 @@ impl Outcome {
     }
 }
 
-impl fmt::Display for Outcome {
+impl fmt::Display for RankOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Done { .. } => f.write_str("done"),
@@ -153,17 +153,17 @@ impl fmt::Display for Outcome {
 }
 
 impl<R: Serialize + Send> StagedRank for Staged<R> {
-    fn wait(self: Box<Self>) -> Outcome {
-        Outcome::of(Staged::wait(*self))
+    fn wait(self: Box<Self>) -> RankOutcome {
+        RankOutcome::of(Staged::wait(*self))
     }
 }
 
 /// Several of one process: the report is a list.
 impl<A: Serialize + Send, B: Serialize + Send> StagedRank for (Staged<A>, Staged<B>) {
-    fn wait(self: Box<Self>) -> Outcome {
+    fn wait(self: Box<Self>) -> RankOutcome {
         let (first, second) = *self;
         let (first, second) = (first.wait(), second.wait());
-        Outcome::of(first.and_then(|first| Ok((first, second?))))
+        RankOutcome::of(first.and_then(|first| Ok((first, second?))))
     }
 }
 

@@ -23,7 +23,7 @@ use super::line::{LineError, Lines};
 use super::message::{Answer, Call, REQUEST_BYTES_MAX, RankStatus, StageCall, read, write};
 use super::place::RankPlace;
 use super::protocol::{GroupOp, Participant, RankState, Refusal};
-use super::rank::{Outcome, Rank, StageError, StagedRank};
+use super::rank::{Rank, RankOutcome, StageError, StagedRank};
 
 /// More callers at once are sent away.
 const CALLERS_MAX: usize = 32;
@@ -288,12 +288,12 @@ impl Serving {
                 let _ = decision.decide(Verdict::Undo);
                 match error.downcast_ref() {
                     Some(PoolError::Undone { .. }) => {
-                        let outcome = Outcome::Undone { why };
+                        let outcome = RankOutcome::Undone { why };
                         self.end(outcome.clone());
                         Answer::Ended(outcome)
                     }
                     _ => {
-                        self.end(Outcome::Failed { why: why.clone() });
+                        self.end(RankOutcome::Failed { why: why.clone() });
                         refused(why)
                     }
                 }
@@ -307,7 +307,7 @@ impl Serving {
         let found = decision.verdict().map_err(|error| refused(error.to_string()))?;
         let begun = state.participant.begin(op, &id_of(decision.path()), found);
         begun.map_err(|refusal| match refusal {
-            Refusal::Late(Verdict::Undo) => Answer::Ended(Outcome::Undone { why: refusal.to_string() }),
+            Refusal::Late(Verdict::Undo) => Answer::Ended(RankOutcome::Undone { why: refusal.to_string() }),
             _ => refused(refusal.to_string()),
         })?;
         state.decision = Some(Arc::clone(decision));
@@ -319,7 +319,7 @@ impl Serving {
         self.lock().participant.stage();
         let serving = Arc::clone(self);
         let wait = move || {
-            let panicked = |_| Outcome::Failed { why: "it panicked; its process has the message".into() };
+            let panicked = |_| RankOutcome::Failed { why: "it panicked; its process has the message".into() };
             serving.end(catch_unwind(AssertUnwindSafe(|| staged.wait())).unwrap_or_else(panicked));
         };
         // Where no thread starts, what is staged is dropped, and so undone.
@@ -327,7 +327,7 @@ impl Serving {
         Ok(())
     }
 
-    fn end(&self, outcome: Outcome) {
+    fn end(&self, outcome: RankOutcome) {
         self.lock().participant.end(outcome);
         self.changed.notify_all();
     }

@@ -2,17 +2,9 @@
 
 use std::io::{self, ErrorKind};
 
+use super::error::ReadError;
 use super::plan::FileRange;
 use super::storage::{ALIGN_BYTES, Alignment, Storage};
-
-/// Why a range was not read; both with the byte of the file.
-#[derive(Debug)]
-pub(crate) enum ReadError {
-    /// The file ends here.
-    End(u64),
-    /// The system failed here.
-    Failed(u64, io::Error),
-}
 
 pub(crate) struct RangeRead {
     pub(crate) begin: usize,

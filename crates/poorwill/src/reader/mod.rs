@@ -3,11 +3,12 @@
 use std::num::NonZeroUsize;
 use std::thread;
 
-pub(crate) use self::fill::{RangeRead, ReadError, buffer_bytes, fits, index, read};
+pub(crate) use self::fill::{RangeRead, buffer_bytes, fits, index, read};
 pub(crate) use self::plan::{FileRange, TensorPart, ranges};
 pub(crate) use self::storage::{ALIGN_BYTES, Files, PageCache, Storage};
 pub(crate) use self::threads::run;
 
+mod error;
 mod fill;
 #[cfg(target_os = "linux")]
 mod linux;

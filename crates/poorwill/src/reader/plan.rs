@@ -1,6 +1,6 @@
 //! Divides a checkpoint into ranges, and locates read errors.
 
-use super::ReadError;
+use super::error::ReadError;
 use crate::checkpoint::{Checkpoint, CheckpointError, Tensor};
 
 /// Contiguous bytes of a file, read at once.

@@ -3,7 +3,7 @@
 use std::mem;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -22,38 +22,29 @@ pub(crate) fn run<T: Send, W: Send, E: Send>(
     read: impl Fn(T, &mut W) -> Result<u64, E> + Sync,
     observe: &mut dyn FnMut(u64) -> ControlFlow<E>,
 ) -> Result<usize, E> {
-    let (wanted, idle) = (workers.len(), Mutex::new(mem::take(workers)));
-    let (is_stopped, failed, read_bytes) = (AtomicBool::new(false), Mutex::new(None), AtomicU64::new(0));
+    let wanted = workers.len();
     let (queue, tasks) = mpsc::channel();
     let (finish, finished) = mpsc::channel();
-    let tasks = Mutex::new(tasks);
-    let fail = |error| {
-        lock(&failed).get_or_insert(error);
-        is_stopped.store(true, Ordering::Relaxed);
-    };
-    let work = |worker: &mut W, after_each: &mut dyn FnMut()| {
-        let next = || lock(&tasks).recv().ok().filter(|_| !is_stopped.load(Ordering::Relaxed));
-        while let Some(task) = next() {
-            match read(task, worker) {
-                Ok(bytes) => _ = read_bytes.fetch_add(bytes, Ordering::Relaxed),
-                Err(error) => fail(error),
-            }
-            after_each();
-        }
+    let shared = Reading {
+        tasks: Mutex::new(tasks),
+        idle: Mutex::new(mem::take(workers)),
+        is_stopped: AtomicBool::new(false),
+        failed: Mutex::new(None),
+        read_bytes: AtomicU64::new(0),
     };
     let mut observe = || {
-        if let ControlFlow::Break(error) = observe(read_bytes.load(Ordering::Relaxed)) {
-            fail(error);
+        if let ControlFlow::Break(error) = observe(shared.read_bytes.load(Ordering::Relaxed)) {
+            shared.fail(error);
         }
     };
     let readers = thread::scope(|scope| {
-        let _caller = StopOnPanic(&is_stopped);
+        let _caller = StopOnPanic(&shared.is_stopped);
         let started = (0..wanted).take_while(|_| {
-            let (finish, idle, work, is_stopped) = (finish.clone(), &idle, &work, &is_stopped);
+            let (finish, shared, read) = (finish.clone(), &shared, &read);
             let reader = move || {
-                let _reader = StopOnPanic(is_stopped);
-                let Some(mut worker) = lock(idle).pop() else { return };
-                work(&mut worker, &mut || ());
+                let _reader = StopOnPanic(&shared.is_stopped);
+                let Some(mut worker) = lock(&shared.idle).pop() else { return };
+                shared.work(&mut worker, read, &mut || ());
                 let _ = finish.send(worker);
             };
             thread::Builder::new().name("poorwill-read".into()).spawn_scoped(scope, reader).is_ok()
@@ -63,29 +54,71 @@ pub(crate) fn run<T: Send, W: Send, E: Send>(
         let mut batches = batches.into_iter();
         loop {
             observe();
-            match if is_stopped.load(Ordering::Relaxed) { None } else { batches.next() } {
+            match if shared.is_stopped() { None } else { batches.next() } {
                 Some(Ok(batch)) => batch.into_iter().for_each(|task| _ = queue.send(task)),
-                Some(Err(error)) => fail(error),
+                Some(Err(error)) => shared.fail(error),
                 None => break,
             }
         }
         drop(queue);
-        if let (0, Some(worker)) = (readers, lock(&idle).first_mut()) {
-            work(worker, &mut observe);
+        if let (0, Some(worker)) = (readers, lock(&shared.idle).first_mut()) {
+            shared.work(worker, &read, &mut observe);
         }
+        shared.take_back(&finished, &mut observe);
+        readers.max(1)
+    });
+    *workers = shared.idle.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let failed = shared.failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    failed.map_or(Ok(readers), Err)
+}
+
+/// What the threads and their caller share.
+struct Reading<T, W, E> {
+    tasks: Mutex<Receiver<T>>,
+    idle: Mutex<Vec<W>>,
+    is_stopped: AtomicBool,
+    failed: Mutex<Option<E>>,
+    read_bytes: AtomicU64,
+}
+
+impl<T, W, E> Reading<T, W, E> {
+    /// Does tasks until there are none.
+    fn work(
+        &self,
+        worker: &mut W,
+        read: &impl Fn(T, &mut W) -> Result<u64, E>,
+        after_each: &mut dyn FnMut(),
+    ) {
+        let next = || lock(&self.tasks).recv().ok().filter(|_| !self.is_stopped());
+        while let Some(task) = next() {
+            match read(task, worker) {
+                Ok(bytes) => _ = self.read_bytes.fetch_add(bytes, Ordering::Relaxed),
+                Err(error) => self.fail(error),
+            }
+            after_each();
+        }
+    }
+
+    /// Waits for all workers.
+    fn take_back(&self, finished: &Receiver<W>, observe: &mut dyn FnMut()) {
         loop {
             match finished.recv_timeout(OBSERVE_INTERVAL) {
-                Ok(worker) => lock(&idle).push(worker),
+                Ok(worker) => lock(&self.idle).push(worker),
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Disconnected) => return,
             }
             observe();
         }
-        readers.max(1)
-    });
-    *workers = idle.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
-    failed.map_or(Ok(readers), Err)
+    }
+
+    fn fail(&self, error: E) {
+        lock(&self.failed).get_or_insert(error);
+        self.is_stopped.store(true, Ordering::Relaxed);
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.is_stopped.load(Ordering::Relaxed)
+    }
 }
 
 /// Stops the work when its thread panics, the caller's included.

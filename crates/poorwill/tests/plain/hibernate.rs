@@ -7,10 +7,10 @@ use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use poorwill::hibernate::{
+use poorwill::hibernation::{CheckpointStep, Checkpointer};
+use poorwill::hibernation::{
     HibernateError, HibernateRequest, Hibernator, HibernatorOptions, ProcessState, Processes, Recovery,
 };
-use poorwill::hibernation::{CheckpointStep, Checkpointer};
 use poorwill::{AllocRequest, Arena, Device, PoolConfig, Tag};
 use poorwill_driver::host::HostCheckpointer;
 use poorwill_testkit::child::{self, OwnedChild};

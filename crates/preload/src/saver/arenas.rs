@@ -8,41 +8,13 @@ use std::sync::{Arc, Mutex};
 
 use poorwill::backup::Compress;
 use poorwill::disk::DiskConfig;
-use poorwill::{Arena, Device, DeviceOptions, DeviceSpec, Dropped, PoolConfig, StoredAs, Tag, TagPolicy};
+use poorwill::{Arena, Device, DeviceOptions, DeviceSpec, PoolConfig, StoredAs, Tag};
 
 use super::settings::Settings;
+use crate::backup::BackupKind;
 use crate::code::{Failure, Result};
-use crate::environment::{self, Backend};
+use crate::environment;
 use crate::sync::lock;
-
-/// What a pause does with the bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Kind {
-    /// It drops them.
-    None,
-    /// It keeps them in host memory.
-    Cpu(Backend),
-    /// It keeps them on disk.
-    Disk,
-}
-
-impl Kind {
-    fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Cpu(Backend::Pinned) => "cpu",
-            Self::Cpu(Backend::Mmap) => "mmap",
-            Self::Disk => "disk",
-        }
-    }
-
-    fn policy(self) -> TagPolicy {
-        match self {
-            Self::None => TagPolicy::discardable(Dropped::Undefined),
-            Self::Cpu(_) | Self::Disk => TagPolicy::PRESERVED,
-        }
-    }
-}
 
 #[derive(Debug)]
 pub(super) struct Arenas(Mutex<BTreeMap<(u32, bool), Arc<Opened>>>);
@@ -53,16 +25,16 @@ pub(super) struct Opened {
     arena: Arena,
     /// Whether backups in host memory are raw, so that they can be read in place.
     is_viewable: bool,
-    parts: Mutex<Vec<Part>>,
+    parts: Mutex<Vec<RegionPart>>,
     /// Tags that were resumed while backups were retained.
     retained: Mutex<BTreeSet<Tag>>,
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Part {
+pub(super) struct RegionPart {
     /// The region's tag.
     pub(super) name: String,
-    pub(super) kind: Kind,
+    pub(super) kind: BackupKind,
     pub(super) tag: Tag,
 }
 
@@ -71,13 +43,13 @@ impl Arenas {
         Self(Mutex::new(BTreeMap::new()))
     }
 
-    pub(super) fn open(&self, ordinal: u32, kind: Kind, settings: &Settings) -> Result<Arc<Opened>> {
-        let key = (ordinal, kind == Kind::Disk);
+    pub(super) fn open(&self, ordinal: u32, kind: BackupKind, settings: &Settings) -> Result<Arc<Opened>> {
+        let key = (ordinal, kind == BackupKind::Disk);
         let mut arenas = lock(&self.0);
         if let Some(opened) = arenas.get(&key) {
             return Ok(Arc::clone(opened));
         }
-        let disk = (kind == Kind::Disk).then(|| DiskConfig::in_folder(settings.use_disk_folder()));
+        let disk = (kind == BackupKind::Disk).then(|| DiskConfig::in_folder(settings.use_disk_folder()));
         let options = DeviceOptions::default().spilling_to(disk);
         let device = Device::open_with(&DeviceSpec::Cuda { ordinal }, options)?;
         let compress = environment::compress()?;
@@ -126,7 +98,7 @@ impl Opened {
     }
 
     /// The arena's tag of the `nth` part of this name and kind.
-    pub(super) fn part(&self, name: &str, kind: Kind, nth: usize) -> Result<Tag> {
+    pub(super) fn part(&self, name: &str, kind: BackupKind, nth: usize) -> Result<Tag> {
         let mut parts = lock(&self.parts);
         let mut known = parts.iter().filter(|part| part.name == name && part.kind == kind);
         if let Some(part) = known.nth(nth) {
@@ -134,22 +106,22 @@ impl Opened {
         }
         let tag = new_tag(&parts, name, kind)?;
         self.arena.declare_tag(&tag, kind.policy())?;
-        if self.is_viewable && matches!(kind, Kind::Cpu(_)) {
+        if self.is_viewable && matches!(kind, BackupKind::Cpu(_)) {
             self.arena.declare_backups(&tag, StoredAs::Viewable)?;
         }
-        parts.push(Part { name: name.to_owned(), kind, tag: tag.clone() });
+        parts.push(RegionPart { name: name.to_owned(), kind, tag: tag.clone() });
         Ok(tag)
     }
 
     /// The parts of a name, or all.
-    pub(super) fn parts(&self, name: Option<&str>) -> Vec<Part> {
+    pub(super) fn parts(&self, name: Option<&str>) -> Vec<RegionPart> {
         let parts = lock(&self.parts);
         parts.iter().filter(|part| name.is_none_or(|name| part.name == name)).cloned().collect()
     }
 }
 
 /// A name that says what the part is, where the region's tag can be a part of it.
-fn new_tag(parts: &[Part], name: &str, kind: Kind) -> Result<Tag> {
+fn new_tag(parts: &[RegionPart], name: &str, kind: BackupKind) -> Result<Tag> {
     let named = |text: String| Tag::new(&text).ok().filter(|tag| parts.iter().all(|part| part.tag != *tag));
     let kind = kind.name();
     let plain = named(format!("{name}.{kind}"));

@@ -17,11 +17,11 @@ use std::time::Duration;
 
 use poorwill::{AllocRequest, Block, DeviceRange, PoolError, Tag, chain};
 
-pub(crate) use self::arenas::Kind;
 use self::arenas::{Arenas, Opened};
 pub(crate) use self::settings::Settings;
 use self::table::{Allocation, Table};
 use self::transition::Transitions;
+use crate::backup::BackupKind;
 use crate::code::{Failure, Result};
 use crate::message::note;
 use crate::thread::Region;
@@ -125,7 +125,7 @@ impl Saver {
         }
         let found = self.table.find(range.addr).filter(|allocation| allocation.range().contains(&range));
         let Some(Allocation { opened, kind, tag, .. }) = found else { return Err(not_ours(range)) };
-        if !matches!(kind, Kind::Cpu(_)) {
+        if !matches!(kind, BackupKind::Cpu(_)) {
             return Ok(None);
         }
         let is_readable = opened.arena().tag_state(&tag)?.is_asleep() || opened.is_retained(&tag);

@@ -5,14 +5,15 @@ use std::sync::{Arc, Mutex};
 
 use poorwill::{Block, DeviceRange, Tag};
 
-use super::arenas::{Kind, Opened};
+use super::arenas::Opened;
+use crate::backup::BackupKind;
 use crate::sync::lock;
 
 #[derive(Debug, Clone)]
 pub(super) struct Allocation {
     pub(super) opened: Arc<Opened>,
     pub(super) block: Block,
-    pub(super) kind: Kind,
+    pub(super) kind: BackupKind,
     pub(super) tag: Tag,
 }
 

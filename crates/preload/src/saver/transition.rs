@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use poorwill::{BackupView, DeviceRange, Level, SleepReport, SleepRequest, Tag, WakeReport, WakeRequest};
 use serde::Serialize;
 
-use super::arenas::{Arenas, Kind, Opened, Part};
+use super::arenas::{Arenas, Opened, RegionPart};
+use crate::backup::BackupKind;
 use crate::code::{Failure, Result};
 use crate::environment::Backend;
 use crate::message::note;
@@ -135,10 +136,10 @@ impl Transitions {
 fn steps(arenas: &Arenas, name: Option<&str>) -> Vec<Step> {
     let (mut kept, mut dropped) = (Vec::new(), Vec::new());
     for opened in arenas.all() {
-        let (of_none, backed_up): (Vec<Part>, Vec<Part>) =
-            opened.parts(name).into_iter().partition(|part| part.kind == Kind::None);
+        let (of_none, backed_up): (Vec<RegionPart>, Vec<RegionPart>) =
+            opened.parts(name).into_iter().partition(|part| part.kind == BackupKind::None);
         for (steps, parts) in [(&mut kept, backed_up), (&mut dropped, of_none)] {
-            let spills = parts.iter().any(|part| part.kind == Kind::Disk);
+            let spills = parts.iter().any(|part| part.kind == BackupKind::Disk);
             let tags: Vec<Tag> = parts.into_iter().map(|part| part.tag).collect();
             if !tags.is_empty() {
                 steps.push(Step { opened: Arc::clone(&opened), tags, spills });
@@ -172,7 +173,8 @@ impl Step {
 impl Opened {
     /// Drops the backups that stay for no later pause, of these tags.
     fn drop_mapped_backups(&self, tags: &[Tag]) -> Result<u64> {
-        let mapped = |part: &Part| part.kind == Kind::Cpu(Backend::Mmap) && tags.contains(&part.tag);
+        let mapped =
+            |part: &RegionPart| part.kind == BackupKind::Cpu(Backend::Mmap) && tags.contains(&part.tag);
         let mapped: Vec<Tag> = self.parts(None).into_iter().filter(mapped).map(|part| part.tag).collect();
         if mapped.is_empty() { Ok(0) } else { Ok(self.arena().drop_backups(Some(&mapped))?) }
     }

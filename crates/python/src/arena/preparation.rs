@@ -26,10 +26,10 @@ struct PreparationState {
     /// None once its end was seen.
     running: Option<poorwill::Preparation>,
     progress: PrepareProgress,
-    outcome: Option<Outcome>,
+    outcome: Option<PreparationOutcome>,
 }
 
-type Outcome = Result<Done, Arc<PoolError>>;
+type PreparationOutcome = Result<Done, Arc<PoolError>>;
 
 impl RunningPreparation {
     pub(super) fn new(preparation: poorwill::Preparation) -> Arc<Self> {

@@ -14,7 +14,8 @@ use pyo3::exceptions::{PyBufferError, PyFileNotFoundError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
 
-use super::{DeviceView, DlpackRequest, export, opened, pin_of, switches};
+use super::export::{DlpackRequest, driver_error, export, opened, pin_of, switches};
+use super::view::DeviceView;
 use crate::block::dlpack;
 use crate::errors::{invalid, out_of_host_memory, refused};
 use crate::process::ProcessLocal;
@@ -114,11 +115,8 @@ impl LoadedTensor {
     /// Raises PoorwillError as `HostBuffer.device_view`, and ValueError for no bytes.
     fn device_view(&self, py: Python<'_>) -> PyResult<DeviceView> {
         let slice = self.slice()?;
-        let view =
-            View::of(slice.buffer.get()?, switches()?).map_err(|error| super::driver_error(py, &error))?;
-        let mut seen = DeviceView::of(view);
-        (seen.address, seen.bytes) = (seen.address + slice.offset, self.bytes);
-        Ok(seen)
+        let view = View::of(slice.buffer.get()?, switches()?).map_err(|error| driver_error(py, &error))?;
+        Ok(DeviceView::of(view).part(slice.offset, self.bytes))
     }
 
     /// Exports a DLPack capsule.

@@ -5,20 +5,20 @@
 //! before it, of any thread.
 
 use std::ffi::{c_int, c_void};
-use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{process, ptr};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
-
-use super::route::routes;
 
 static CALLBACK: Mutex<Option<Py<PyAny>>> = Mutex::new(None);
 /// Whether there is a callback. Requests read this without a lock; it changes with [`CALLBACK`].
 static HAS_CALLBACK: AtomicBool = AtomicBool::new(false);
 /// Whether a pending call was left that has not run.
 static IS_PENDING: AtomicBool = AtomicBool::new(false);
+/// The process that left it.
+static LEFT_BY: AtomicU32 = AtomicU32::new(0);
 
 /// Sets what Python's main thread calls after PyTorch got a segment; None unsets it.
 #[pyfunction]
@@ -38,6 +38,7 @@ pub(super) fn schedule() {
     if !HAS_CALLBACK.load(Ordering::Acquire) || IS_PENDING.swap(true, Ordering::AcqRel) {
         return;
     }
+    LEFT_BY.store(process::id(), Ordering::Release);
     // SAFETY: P6.
     let refused = unsafe { ffi::Py_AddPendingCall(Some(run_pending), ptr::null_mut()) };
     if refused != 0 {
@@ -49,7 +50,7 @@ pub(super) fn schedule() {
 /// A forked child skips it: the parent left it.
 extern "C" fn run_pending(_nothing: *mut c_void) -> c_int {
     IS_PENDING.store(false, Ordering::Release);
-    if !routes().is_here() {
+    if LEFT_BY.load(Ordering::Acquire) != process::id() {
         return 0;
     }
     // This thread has Python's lock. `try_attach` lets PyO3 drop deferred references now.

@@ -8,25 +8,16 @@ effort they are those whose code the tests run, and no others.
 
 import os
 import sys
-from collections.abc import Sequence
 
-from poorwill.vllm._versions import CONTRACT, RUN, TESTED, TOO_NEW, Need, parse
+from poorwill.vllm._versions import RUN, TESTED, parse
 
 
 def held(effort: str | None = None) -> tuple[str, ...]:
-    """Those that the contract is held against: all, or `everyday` with the effort `quick`. If none is given,
-    it is that of this process.
+    """Those that the contract is held against: all, or with the effort `quick` those of `RUN`, one of the
+    oldest minor and one of the newest. If none is given, it is that of this process.
     """
     effort = os.environ.get("POORWILL_EFFORT", "usual") if effort is None else effort
-    return everyday() if effort == "quick" else TESTED
-
-
-def everyday(contract: Sequence[Need] = CONTRACT, tested: Sequence[str] = TESTED) -> tuple[str, ...]:
-    """The oldest, the newest, the first behind each change of the contract, and those whose code is run."""
-    changes = {need.since for need in contract} | {need.until for need in contract} - {TOO_NEW}
-    first = {next((v for v in tested if parse(v) >= change), tested[-1]) for change in changes}
-    wanted = {tested[0], tested[-1], *first, *RUN}
-    return tuple(version for version in tested if version in wanted)
+    return RUN if effort == "quick" else TESTED
 
 
 def played(effort: str | None = None) -> tuple[str, ...]:

@@ -20,8 +20,10 @@
 
 use ::poorwill::PoolError;
 
-use super::lists::{Class, Lists, NONE, Node, Place};
-use super::{Allocator, Kind, Part, Segment, Setup, State};
+use super::allocator::Allocator;
+use super::lists::{Class, Lists, NONE, Node, NodePlace};
+use super::segment::{PartState, Segment, SegmentPart};
+use super::setup::{AllocatorKind, Setup};
 use crate::card::Card;
 use crate::trace::{Block, BlockNumber};
 
@@ -43,7 +45,7 @@ const GAP_BYTES: u64 = 2 * MIB;
 pub(super) struct CachingAllocator {
     lists: Lists,
     /// Where each block of the trace is.
-    places: Vec<Place>,
+    places: Vec<NodePlace>,
     usable_bytes: u64,
     total_bytes: u64,
     mapped_bytes: u64,
@@ -52,7 +54,7 @@ pub(super) struct CachingAllocator {
     is_expandable: bool,
     /// Beyond it, what was unused for long goes back.
     collect_at: Option<u64>,
-    kind: Kind,
+    kind: AllocatorKind,
     /// Whether something became free since everything was given back.
     has_freed: bool,
 }
@@ -75,13 +77,13 @@ impl CachingAllocator {
         }
     }
 
-    fn place(&self, number: BlockNumber) -> Place {
+    fn place(&self, number: BlockNumber) -> NodePlace {
         usize::try_from(number).ok().and_then(|number| self.places.get(number)).copied().unwrap_or(NONE)
     }
 
     /// Which list a block of so many bytes is of.
     fn class(&self, block: &Block, bytes: u64) -> Class {
-        let is_pool = self.kind != Kind::PyTorch;
+        let is_pool = self.kind != AllocatorKind::PyTorch;
         Class {
             pool: if is_pool { block.pool.saturating_add(1) } else { block.pool },
             is_small: bytes <= SMALL_BYTES_MAX,
@@ -90,7 +92,7 @@ impl CachingAllocator {
     }
 
     /// The best fit, if it may serve. No other is looked at.
-    fn cached(&mut self, list: u32, bytes: u64) -> Option<Place> {
+    fn cached(&mut self, list: u32, bytes: u64) -> Option<NodePlace> {
         self.lists.list_mut(list).asked += 1;
         let (best_bytes, _, place) = self.best(list, bytes)?;
         let limit = self.max_split_bytes;
@@ -108,7 +110,7 @@ impl CachingAllocator {
 
     /// The smallest free block that is large enough. In segments that grow, the one that could grow least: the open end is
     /// used last.
-    fn best(&self, list: u32, bytes: u64) -> Option<(u64, u64, Place)> {
+    fn best(&self, list: u32, bytes: u64) -> Option<(u64, u64, NodePlace)> {
         let mut open = self.lists.list(list).free.range((bytes, 0, 0)..).copied();
         let mut best = open.next()?;
         if self.is_expandable {
@@ -123,16 +125,16 @@ impl CachingAllocator {
     }
 
     /// How large a block would be with the unmapped addresses behind it.
-    fn could_be(&self, place: Place) -> u64 {
+    fn could_be(&self, place: NodePlace) -> u64 {
         let Node { bytes, behind, .. } = *self.lists.node(place);
         let unmapped = (behind != NONE).then(|| self.lists.node(behind));
         unmapped
-            .filter(|node| node.state == State::Unmapped)
+            .filter(|node| node.state == PartState::Unmapped)
             .map_or(bytes, |node| bytes.saturating_add(node.bytes))
     }
 
     /// A segment of its own, or more of the one that grows.
-    fn new_memory(&mut self, list: u32, bytes: u64) -> Option<Place> {
+    fn new_memory(&mut self, list: u32, bytes: u64) -> Option<NodePlace> {
         if self.is_expandable {
             return self.grown(list, bytes);
         }
@@ -144,7 +146,7 @@ impl CachingAllocator {
             bytes.checked_next_multiple_of(STEP_BYTES)?
         };
         self.map(segment)?;
-        Some(self.reserve(list, segment, State::Cached))
+        Some(self.reserve(list, segment, PartState::Cached))
     }
 
     fn map(&mut self, bytes: u64) -> Option<()> {
@@ -154,7 +156,7 @@ impl CachingAllocator {
     }
 
     /// New addresses, in no set.
-    fn reserve(&mut self, list: u32, bytes: u64, state: State) -> Place {
+    fn reserve(&mut self, list: u32, bytes: u64, state: PartState) -> NodePlace {
         // Units of growing segments count from zero.
         let unit = if self.is_expandable { self.unit_bytes(list) } else { GAP_BYTES };
         let addr = self.next_addr.saturating_sub(bytes.saturating_add(GAP_BYTES)) / unit * unit;
@@ -168,16 +170,16 @@ impl CachingAllocator {
     }
 
     /// Maps more of a segment that grows, behind a free block at its end if there is one.
-    fn grown(&mut self, list: u32, bytes: u64) -> Option<Place> {
+    fn grown(&mut self, list: u32, bytes: u64) -> Option<NodePlace> {
         let mut place = self.open_end(list, bytes).unwrap_or_else(|| {
             let unit = self.unit_bytes(list);
             // As much as all memory and an eighth, so that one is enough.
             let all = self.total_bytes.saturating_add(self.total_bytes / 8).max(bytes);
-            let place = self.reserve(list, all.div_ceil(unit).saturating_mul(unit), State::Unmapped);
+            let place = self.reserve(list, all.div_ceil(unit).saturating_mul(unit), PartState::Unmapped);
             self.lists.file(place);
             place
         });
-        if self.lists.node(place).state == State::Unmapped {
+        if self.lists.node(place).state == PartState::Unmapped {
             place = self.map_begin(place, bytes)?;
         }
         while self.lists.node(place).bytes < bytes {
@@ -189,8 +191,8 @@ impl CachingAllocator {
     }
 
     /// The first block from which free and unmapped addresses go on for so many bytes.
-    fn open_end(&self, list: u32, bytes: u64) -> Option<Place> {
-        let is_open = |place: Place| !matches!(self.lists.node(place).state, State::Live(_));
+    fn open_end(&self, list: u32, bytes: u64) -> Option<NodePlace> {
+        let is_open = |place: NodePlace| !matches!(self.lists.node(place).state, PartState::Live(_));
         self.lists.list(list).unmapped.iter().find_map(|(_, place)| {
             let before = self.lists.node(*place).before;
             let first = if before != NONE && is_open(before) { before } else { *place };
@@ -204,7 +206,7 @@ impl CachingAllocator {
     }
 
     /// Maps units at the beginning of an unmapped block. Returns the free block that has them, with its neighbours.
-    fn map_begin(&mut self, place: Place, bytes: u64) -> Option<Place> {
+    fn map_begin(&mut self, place: NodePlace, bytes: u64) -> Option<NodePlace> {
         let Node { list, bytes: has, .. } = *self.lists.node(place);
         let unit = self.unit_bytes(list);
         let bytes = bytes.min(has).div_ceil(unit) * unit;
@@ -214,7 +216,7 @@ impl CachingAllocator {
             let rest = self.lists.cut(place, bytes);
             self.lists.file(rest);
         }
-        self.lists.node_mut(place).state = State::Cached;
+        self.lists.node_mut(place).state = PartState::Cached;
         self.lists.join(place);
         self.lists.file(place);
         Some(place)
@@ -228,17 +230,17 @@ impl CachingAllocator {
         }
         let wanted = bytes.max(self.max_split_bytes);
         let free = &self.lists.list(list).free;
-        let may = |(_, _, place): &&(u64, u64, Place)| !self.lists.node(*place).is_expandable;
+        let may = |(_, _, place): &&(u64, u64, NodePlace)| !self.lists.node(*place).is_expandable;
         let enough = free.range((wanted, 0, 0)..).next().filter(may).map(|(_, _, place)| *place);
         let mut released = 0;
-        let chosen: Vec<Place> = match enough {
+        let chosen: Vec<NodePlace> = match enough {
             Some(place) => {
                 released = wanted;
                 vec![place]
             }
             None => {
                 let below = free.range((self.max_split_bytes, 0, 0)..(wanted, 0, 0)).rev().filter(may);
-                let still_lacks = |(size, _, place): &(u64, u64, Place)| {
+                let still_lacks = |(size, _, place): &(u64, u64, NodePlace)| {
                     let lacks = released < wanted;
                     released += if lacks { *size } else { 0 };
                     lacks.then_some(*place)
@@ -253,7 +255,7 @@ impl CachingAllocator {
     /// Gives everything back that may be.
     fn release_cached(&mut self, may: impl Fn(Class) -> bool) {
         let places = self.lists.all().filter(|list| may(list.class)).flat_map(|list| list.free.iter());
-        let places: Vec<Place> = places.map(|(_, _, place)| *place).collect();
+        let places: Vec<NodePlace> = places.map(|(_, _, place)| *place).collect();
         for place in places {
             let node = self.lists.node(place);
             if node.is_expandable {
@@ -271,7 +273,7 @@ impl CachingAllocator {
         else {
             return;
         };
-        let mut open: Vec<(Place, u64)> = Vec::new();
+        let mut open: Vec<(NodePlace, u64)> = Vec::new();
         for list in self.lists.all().filter(|list| !list.class.is_small && list.class.pool == 0) {
             let whole = list.free.iter().filter(|(_, _, place)| self.lists.node(*place).is_whole());
             open.extend(whole.map(|(_, _, place)| (*place, list.asked - self.lists.node(*place).asked)));
@@ -292,7 +294,7 @@ impl CachingAllocator {
     }
 
     /// Gives a block back that is free and may be a segment.
-    fn release(&mut self, place: Place) {
+    fn release(&mut self, place: NodePlace) {
         self.lists.take(place);
         let Node { bytes, before, behind, .. } = *self.lists.node(place);
         // PyTorch does not look whether it is split; the neighbours lose each other.
@@ -307,7 +309,7 @@ impl CachingAllocator {
     }
 
     /// Gives the whole units of a free block in a growing segment back.
-    fn unmap_units(&mut self, place: Place) {
+    fn unmap_units(&mut self, place: NodePlace) {
         let Node { addr, bytes, list, .. } = *self.lists.node(place);
         let unit = self.unit_bytes(list);
         let (from, to) = (addr.div_ceil(unit) * unit, (addr + bytes) / unit * unit);
@@ -325,13 +327,13 @@ impl CachingAllocator {
             let rest = self.lists.cut(place, to - from);
             self.lists.file(rest);
         }
-        self.lists.node_mut(place).state = State::Unmapped;
+        self.lists.node_mut(place).state = PartState::Unmapped;
         self.lists.join(place);
         self.lists.file(place);
         self.mapped_bytes -= to - from;
     }
 
-    fn hand_out(&mut self, place: Place, number: BlockNumber, bytes: u64) {
+    fn hand_out(&mut self, place: NodePlace, number: BlockNumber, bytes: u64) {
         let Node { bytes: has, list, .. } = *self.lists.node(place);
         let rest = has - bytes;
         let splits = if self.lists.list(list).class.is_small || self.is_expandable {
@@ -341,10 +343,10 @@ impl CachingAllocator {
         };
         if splits {
             let rest = self.lists.cut(place, bytes);
-            self.lists.node_mut(rest).state = State::Cached;
+            self.lists.node_mut(rest).state = PartState::Cached;
             self.lists.file(rest);
         }
-        self.lists.node_mut(place).state = State::Live(number);
+        self.lists.node_mut(place).state = PartState::Live(number);
         if let Some(known) = usize::try_from(number).ok().and_then(|number| self.places.get_mut(number)) {
             *known = place;
         }
@@ -362,7 +364,7 @@ impl Allocator for CachingAllocator {
             found = self.new_memory(list, bytes);
         }
         // Pools of sleep modes fail at once where memory lacks.
-        let may_release = self.kind == Kind::PyTorch;
+        let may_release = self.kind == AllocatorKind::PyTorch;
         if found.is_none() && may_release && self.release_available(list, bytes) {
             found = self.new_memory(list, bytes);
         }
@@ -382,7 +384,7 @@ impl Allocator for CachingAllocator {
         }
         let asked = self.lists.list(self.lists.node(place).list).asked;
         let node = self.lists.node_mut(place);
-        (node.state, node.asked) = (State::Cached, asked);
+        (node.state, node.asked) = (PartState::Cached, asked);
         self.has_freed = true;
         self.lists.join(place);
         self.lists.file(place);
@@ -397,7 +399,7 @@ impl Allocator for CachingAllocator {
     }
 
     fn load_ends(&mut self) -> Result<(), PoolError> {
-        if self.kind == Kind::Cumem {
+        if self.kind == AllocatorKind::Cumem {
             self.release_cached(|_| true);
         }
         Ok(())
@@ -413,7 +415,7 @@ impl Allocator for CachingAllocator {
         let mut segments: Vec<Segment> = Vec::new();
         for node in nodes {
             let pool = self.lists.list(node.list).class.pool;
-            let part = Part { bytes: node.bytes, state: node.state };
+            let part = SegmentPart { bytes: node.bytes, state: node.state };
             match segments.last_mut() {
                 Some(segment) if node.before != NONE => segment.parts.push(part),
                 _ => segments.push(Segment { addr: node.addr, pool, parts: vec![part] }),

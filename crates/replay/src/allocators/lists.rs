@@ -7,22 +7,22 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::State;
+use super::segment::PartState;
 
 /// A block, by its place.
-pub(super) type Place = u32;
+pub(super) type NodePlace = u32;
 
 /// No block.
-pub(super) const NONE: Place = Place::MAX;
+pub(super) const NONE: NodePlace = NodePlace::MAX;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Node {
     pub(super) addr: u64,
     pub(super) bytes: u64,
-    pub(super) before: Place,
-    pub(super) behind: Place,
+    pub(super) before: NodePlace,
+    pub(super) behind: NodePlace,
     pub(super) list: u32,
-    pub(super) state: State,
+    pub(super) state: PartState,
     /// Whether its segment grows.
     pub(super) is_expandable: bool,
     /// How often its list had been asked when it became free.
@@ -48,21 +48,21 @@ pub(super) struct Class {
 pub(super) struct List {
     pub(super) class: Class,
     /// By size, then address.
-    pub(super) free: BTreeSet<(u64, u64, Place)>,
+    pub(super) free: BTreeSet<(u64, u64, NodePlace)>,
     /// By address.
-    pub(super) unmapped: BTreeSet<(u64, Place)>,
+    pub(super) unmapped: BTreeSet<(u64, NodePlace)>,
     pub(super) asked: u64,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Lists {
     nodes: Vec<Node>,
-    vacant: Vec<Place>,
+    vacant: Vec<NodePlace>,
     lists: Vec<List>,
     numbers: HashMap<Class, u32>,
 }
 
-fn at(place: Place) -> usize {
+fn at(place: NodePlace) -> usize {
     usize::try_from(place).unwrap_or(usize::MAX)
 }
 
@@ -90,11 +90,11 @@ impl Lists {
         self.lists.iter()
     }
 
-    pub(super) fn node(&self, place: Place) -> &Node {
+    pub(super) fn node(&self, place: NodePlace) -> &Node {
         &self.nodes[at(place)]
     }
 
-    pub(super) fn node_mut(&mut self, place: Place) -> &mut Node {
+    pub(super) fn node_mut(&mut self, place: NodePlace) -> &mut Node {
         &mut self.nodes[at(place)]
     }
 
@@ -104,7 +104,7 @@ impl Lists {
     }
 
     /// A block that is in no set yet.
-    pub(super) fn add(&mut self, node: Node) -> Place {
+    pub(super) fn add(&mut self, node: Node) -> NodePlace {
         if let Some(place) = self.vacant.pop() {
             self.nodes[at(place)] = node;
             return place;
@@ -114,35 +114,35 @@ impl Lists {
     }
 
     /// Forgets a block that is in no set.
-    pub(super) fn remove(&mut self, place: Place) {
+    pub(super) fn remove(&mut self, place: NodePlace) {
         self.nodes[at(place)].bytes = 0;
         self.vacant.push(place);
     }
 
     /// Into the set of its state; a live block is in none.
-    pub(super) fn file(&mut self, place: Place) {
+    pub(super) fn file(&mut self, place: NodePlace) {
         let Node { addr, bytes, list, state, .. } = *self.node(place);
         let list = self.list_mut(list);
         match state {
-            State::Cached => _ = list.free.insert((bytes, addr, place)),
-            State::Unmapped => _ = list.unmapped.insert((addr, place)),
-            State::Live(_) => {}
+            PartState::Cached => _ = list.free.insert((bytes, addr, place)),
+            PartState::Unmapped => _ = list.unmapped.insert((addr, place)),
+            PartState::Live(_) => {}
         }
     }
 
     /// Out of the set of its state.
-    pub(super) fn take(&mut self, place: Place) {
+    pub(super) fn take(&mut self, place: NodePlace) {
         let Node { addr, bytes, list, state, .. } = *self.node(place);
         let list = self.list_mut(list);
         match state {
-            State::Cached => _ = list.free.remove(&(bytes, addr, place)),
-            State::Unmapped => _ = list.unmapped.remove(&(addr, place)),
-            State::Live(_) => {}
+            PartState::Cached => _ = list.free.remove(&(bytes, addr, place)),
+            PartState::Unmapped => _ = list.unmapped.remove(&(addr, place)),
+            PartState::Live(_) => {}
         }
     }
 
     /// Cuts a block that is in no set. What is behind the first `bytes` is another one of the same state, in no set.
-    pub(super) fn cut(&mut self, place: Place, bytes: u64) -> Place {
+    pub(super) fn cut(&mut self, place: NodePlace, bytes: u64) -> NodePlace {
         let node = *self.node(place);
         let rest = Node { addr: node.addr + bytes, bytes: node.bytes - bytes, before: place, ..node };
         let behind = self.add(rest);
@@ -155,7 +155,7 @@ impl Lists {
     }
 
     /// Makes its neighbours that have its state a part of a block, which is in no set.
-    pub(super) fn join(&mut self, place: Place) {
+    pub(super) fn join(&mut self, place: NodePlace) {
         let Node { before, behind, state, .. } = *self.node(place);
         if before != NONE && self.node(before).state == state {
             self.take(before);

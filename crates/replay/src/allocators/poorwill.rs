@@ -8,8 +8,9 @@ use std::sync::Arc;
 use ::poorwill::pool::{BlockKind, BlockSnapshot, SegmentSnapshot};
 use ::poorwill::{AllocRequest, Arena, BlockId, Driver, OpenError, PoolConfig, PoolError, Tag};
 
+use super::allocator::Allocator;
 use super::memoryless::{GRANULE_BYTES, MemorylessDevice};
-use super::{Allocator, Part, Segment, State};
+use super::segment::{PartState, Segment, SegmentPart};
 use crate::card::Card;
 use crate::trace::{Block, BlockNumber, Trace};
 
@@ -104,7 +105,7 @@ impl Allocator for Pool {
         let live: HashMap<u64, BlockNumber> =
             (0..).zip(&self.blocks).filter_map(|(number, block)| Some(((*block)?.1, number))).collect();
         let segment = |found: SegmentSnapshot| {
-            let mut parts: Vec<Part> = Vec::with_capacity(found.blocks.len());
+            let mut parts: Vec<SegmentPart> = Vec::with_capacity(found.blocks.len());
             for block in &found.blocks {
                 let part = part(&live, block);
                 match parts.last_mut() {
@@ -119,11 +120,11 @@ impl Allocator for Pool {
     }
 }
 
-fn part(live: &HashMap<u64, BlockNumber>, block: &BlockSnapshot) -> Part {
+fn part(live: &HashMap<u64, BlockNumber>, block: &BlockSnapshot) -> SegmentPart {
     let state = match (block.kind, live.get(&block.addr)) {
-        (BlockKind::Live, Some(number)) => State::Live(*number),
-        (BlockKind::Unmapped, _) => State::Unmapped,
-        _ => State::Cached,
+        (BlockKind::Live, Some(number)) => PartState::Live(*number),
+        (BlockKind::Unmapped, _) => PartState::Unmapped,
+        _ => PartState::Cached,
     };
-    Part { bytes: block.bytes, state }
+    SegmentPart { bytes: block.bytes, state }
 }

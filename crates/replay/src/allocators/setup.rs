@@ -10,7 +10,7 @@ const PARTS: u32 = 1000;
 
 /// Which allocator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum AllocatorKind {
     /// PyTorch's caching allocator.
     PyTorch,
     /// The same in a memory pool of vLLM's sleep mode, which fails where memory lacks: nothing goes back then. What is
@@ -22,7 +22,7 @@ pub enum Kind {
     Poorwill,
 }
 
-impl Kind {
+impl AllocatorKind {
     const ALL: [(Self, &'static str); 4] = [
         (Self::PyTorch, "pytorch"),
         (Self::Cumem, "cumem"),
@@ -48,7 +48,7 @@ impl Kind {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Setup {
-    kind: Kind,
+    kind: AllocatorKind,
     max_split_mib: Option<u64>,
     is_expandable: bool,
     /// In thousandths of the card.
@@ -68,13 +68,13 @@ impl Setup {
 
     /// Without settings.
     #[must_use]
-    pub const fn of(kind: Kind) -> Self {
+    pub const fn of(kind: AllocatorKind) -> Self {
         Self { kind, max_split_mib: None, is_expandable: false, collect_at: None }
     }
 
     /// Which allocator.
     #[must_use]
-    pub const fn kind(&self) -> Kind {
+    pub const fn kind(&self) -> AllocatorKind {
         self.kind
     }
 
@@ -98,7 +98,7 @@ impl Setup {
     /// If a value cannot be.
     pub fn of_pytorch(text: &str) -> Result<(Self, Vec<String>), ParseSetupError> {
         let mut unknown = Vec::new();
-        let mut setup = Self::of(Kind::PyTorch);
+        let mut setup = Self::of(AllocatorKind::PyTorch);
         for setting in settings(text) {
             match setup.take_in(setting) {
                 Err(Why::Unknown) => unknown.push(setting.to_owned()),
@@ -210,16 +210,18 @@ impl FromStr for Setup {
     fn from_str(text: &str) -> Result<Self, ParseSetupError> {
         let failed = |why| ParseSetupError { text: text.to_owned(), why };
         let (name, rest) = text.split_once(':').unwrap_or((text, ""));
-        let kind = Kind::ALL.iter().find(|(_, known)| *known == name.trim()).map(|(kind, _)| *kind);
+        let kind = AllocatorKind::ALL.iter().find(|(_, known)| *known == name.trim()).map(|(kind, _)| *kind);
         let mut setup = Self::of(kind.ok_or_else(|| failed(Why::Kind))?);
         for setting in settings(rest) {
             setup.take_in(setting).map_err(failed)?;
         }
         let is_plain = setup == Self::of(setup.kind);
         match setup.kind {
-            Kind::Poorwill if !is_plain => Err(failed(Why::Poorwill)),
-            Kind::Cumem | Kind::TorchMemorySaver if setup.is_expandable => Err(failed(Why::Pool)),
-            Kind::Cumem | Kind::TorchMemorySaver if setup.collect_at.is_some() => {
+            AllocatorKind::Poorwill if !is_plain => Err(failed(Why::Poorwill)),
+            AllocatorKind::Cumem | AllocatorKind::TorchMemorySaver if setup.is_expandable => {
+                Err(failed(Why::Pool))
+            }
+            AllocatorKind::Cumem | AllocatorKind::TorchMemorySaver if setup.collect_at.is_some() => {
                 Err(failed(Why::PoolCollects))
             }
             _ => Ok(setup),
@@ -253,6 +255,6 @@ fn texts_come_back() {
 fn settings_that_the_model_does_not_know_are_named() {
     let text = "max_split_size_mb:17592186044415, roundup_power2_divisions:[256:1,512:2,>:4], backend:native";
     let (setup, unknown) = Setup::of_pytorch(text).unwrap();
-    assert_eq!(setup, Setup::of(Kind::PyTorch));
+    assert_eq!(setup, Setup::of(AllocatorKind::PyTorch));
     assert_eq!(unknown, ["roundup_power2_divisions:[256:1,512:2,>:4]", "backend:native"]);
 }

@@ -2,7 +2,7 @@
 //!
 //! Merging keeps the sums of bytes by state.
 
-use crate::allocators::{Segment, State};
+use crate::allocators::{PartState, Segment};
 use crate::trace::BlockNumber;
 
 /// Neighbours that are shown as one.
@@ -28,7 +28,7 @@ impl Cell {
         [self.live, self.cached, self.unmapped].iter().filter(|bytes| **bytes > 0).count() <= 1
     }
 
-    fn take_in(&mut self, other: &Self) {
+    fn with(mut self, other: &Self) -> Self {
         if self.owner == other.owner || self.owner_bytes == 0 {
             self.owner = other.owner;
             self.owner_bytes += other.owner_bytes;
@@ -39,6 +39,7 @@ impl Cell {
         self.cached = self.cached.saturating_add(other.cached);
         self.unmapped = self.unmapped.saturating_add(other.unmapped);
         self.parts = self.parts.saturating_add(other.parts);
+        self
     }
 }
 
@@ -73,12 +74,12 @@ impl Map {
             let cells = segment.parts.iter().filter(|part| part.bytes > 0).map(|part| {
                 let mut cell = Cell { parts: 1, ..Cell::default() };
                 match part.state {
-                    State::Live(number) => {
+                    PartState::Live(number) => {
                         (cell.live, cell.owner, cell.owner_bytes) =
                             (part.bytes, owner_of(number), part.bytes);
                     }
-                    State::Cached => cell.cached = part.bytes,
-                    State::Unmapped => cell.unmapped = part.bytes,
+                    PartState::Cached => cell.cached = part.bytes,
+                    PartState::Unmapped => cell.unmapped = part.bytes,
                 }
                 cell
             });
@@ -140,7 +141,7 @@ fn coarser(cells: impl Iterator<Item = Cell>, grain: u64) -> Vec<Cell> {
             continue;
         }
         let merged = small.get_or_insert_default();
-        merged.take_in(&cell);
+        *merged = merged.with(&cell);
         if merged.bytes() >= grain {
             found.extend(small.take());
         }
@@ -165,7 +166,7 @@ fn grouped(pieces: impl Iterator<Item = Piece>, grain: u64) -> Vec<Piece> {
             Some(last) => {
                 last.segments = last.segments.saturating_add(piece.segments);
                 let mut whole = Cell::default();
-                last.cells.iter().chain(&piece.cells).for_each(|cell| whole.take_in(cell));
+                last.cells.iter().chain(&piece.cells).for_each(|cell| whole = whole.with(cell));
                 last.cells = vec![whole];
                 is_open = whole.bytes() < grain;
             }
@@ -181,7 +182,7 @@ fn grouped(pieces: impl Iterator<Item = Piece>, grain: u64) -> Vec<Piece> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::allocators::Part;
+    use crate::allocators::SegmentPart;
 
     fn sums(map: &Map) -> [u64; 3] {
         let cells = map.0.iter().flat_map(|piece| &piece.cells);
@@ -199,14 +200,14 @@ mod tests {
                     let bytes =
                         512 * if random.u8(..) < 8 { random.u64(1..100_000) } else { random.u64(1..50) };
                     let (place, state) = match random.u8(0..5) {
-                        0 => (1, State::Cached),
-                        1 => (2, State::Unmapped),
-                        _ => (0, State::Live(random.u32(0..9))),
+                        0 => (1, PartState::Cached),
+                        1 => (2, PartState::Unmapped),
+                        _ => (0, PartState::Live(random.u32(0..9))),
                     };
                     expected[place] += bytes;
-                    Part { bytes, state }
+                    SegmentPart { bytes, state }
                 });
-                let parts: Vec<Part> = parts.collect();
+                let parts: Vec<SegmentPart> = parts.collect();
                 addr += 1 << 30;
                 Segment { addr, pool: random.u32(0..2), parts }
             })
@@ -231,14 +232,14 @@ mod tests {
 
     #[test]
     fn the_owner_of_most_names_a_merged_cell() {
-        let part = |bytes, state| Part { bytes, state };
+        let part = |bytes, state| SegmentPart { bytes, state };
         let parts = vec![
-            part(100, State::Live(3)),
-            part(50, State::Live(4)),
-            part(20, State::Cached),
-            part(4096, State::Live(5)),
-            part(30, State::Live(5)),
-            part(30, State::Live(5)),
+            part(100, PartState::Live(3)),
+            part(50, PartState::Live(4)),
+            part(20, PartState::Cached),
+            part(4096, PartState::Live(5)),
+            part(30, PartState::Live(5)),
+            part(30, PartState::Live(5)),
         ];
         let map =
             Map::of(&[Segment { addr: 7, pool: 2, parts }], |number| u8::try_from(number).unwrap(), 512);

@@ -8,7 +8,9 @@ use super::addresses::Map;
 use super::claims::{self, Shelf};
 use super::frames::Frames;
 use super::holders::{self, Holders, Owners};
-use super::{PageOptions, ceiling, chosen, curves, looks};
+use super::looks::{ceiling, looks};
+use super::options::PageOptions;
+use super::{chosen, curves};
 use crate::replay::{ReplayError, Run, moments};
 use crate::trace::Trace;
 
@@ -90,12 +92,7 @@ pub(super) fn json(trace: &Trace, runs: &[Run], options: &PageOptions) -> Result
     let (holders, owners) = holders::holders(trace, &steps);
 
     let claims: Vec<Vec<Shelf>> = claims::shelves(&options.claims, trace.steps.len());
-    let always =
-        steps.iter().copied().chain(trace.phases.iter().map(|phase| phase.from)).chain(
-            options.claims.iter().flat_map(|claim| [claim.from_step, claim.to_step.saturating_sub(1)]),
-        );
-    // There may be a phase for each step.
-    let always: Vec<usize> = always.take(POINTS_MAX / 2).collect();
+    let always = always(trace, options, &steps);
     let lines = runs.iter().map(|run| run.mapped_bytes.as_slice());
     let all: Vec<&[u64]> = std::iter::once(live.as_slice()).chain(lines).collect();
     let curves = curves::curves(&all, &always, POINTS_MAX);
@@ -103,19 +100,7 @@ pub(super) fn json(trace: &Trace, runs: &[Run], options: &PageOptions) -> Result
     let peak = runs.iter().map(|run| run.peak.mapped_bytes).max().unwrap_or(0);
     let row = row_bytes(peak);
     let mut maps = maps(trace, runs, &steps, &owners, (row / ROW_PIXELS).max(1))?;
-    let at_peak = |(run, maps): (&Run, &mut Vec<Map>)| {
-        let peak = steps.iter().position(|step| *step == run.peak.step)?;
-        maps.get_mut(peak).map(std::mem::take)
-    };
-    // Peaks are looked at most, and keep what a map may have.
-    let peaks: Vec<Option<Map>> = runs.iter().zip(&mut maps).map(at_peak).collect();
-    lighten(&mut maps, row / ROW_PIXELS);
-    for ((run, maps), peak) in runs.iter().zip(&mut maps).zip(peaks) {
-        let at = steps.iter().position(|step| *step == run.peak.step);
-        if let (Some(peak), Some(place)) = (peak, at.and_then(|at| maps.get_mut(at))) {
-            *place = peak;
-        }
-    }
+    lighten_but_peaks(&mut maps, runs, &steps, row / ROW_PIXELS);
     let unit = maps.iter().flatten().flat_map(Map::sizes).fold(0, gcd).max(1);
 
     let usable = runs.iter().map(|run| run.card.usable_bytes()).max().unwrap_or(0);
@@ -141,19 +126,9 @@ pub(super) fn json(trace: &Trace, runs: &[Run], options: &PageOptions) -> Result
         ceiling: ceiling(highest, usable),
         phases: trace.phases.iter().take(POINTS_MAX).map(|phase| (&*phase.name, phase.from)).collect(),
         live: values.next().unwrap_or_default(),
-        runs: runs
-            .iter()
-            .zip(looks(runs))
-            .zip(values)
-            .map(|((run, look), mapped)| RunData::of(run, look, mapped))
-            .collect(),
+        runs: RunData::all(runs, values),
         points: curves.steps,
-        claims: options
-            .claims
-            .iter()
-            .zip(claims)
-            .map(|(claim, shelves)| ClaimData { name: &claim.name, bytes: claim.bytes, shelves })
-            .collect(),
+        claims: ClaimData::of(options, claims),
         moments: chosen.into_iter().collect(),
         row,
         unit,
@@ -167,7 +142,22 @@ pub(super) fn json(trace: &Trace, runs: &[Run], options: &PageOptions) -> Result
     Ok(serde_json::to_string(&data).unwrap_or_default().replace('<', "\\u003c"))
 }
 
+impl<'a> ClaimData<'a> {
+    fn of(options: &'a PageOptions, shelves: Vec<Vec<Shelf>>) -> Vec<Self> {
+        let claims = options.claims.iter().zip(shelves);
+        claims.map(|(claim, shelves)| Self { name: &claim.name, bytes: claim.bytes, shelves }).collect()
+    }
+}
+
 impl RunData {
+    fn all(runs: &[Run], mapped: impl Iterator<Item = Vec<i64>>) -> Vec<Self> {
+        runs.iter()
+            .zip(looks(runs))
+            .zip(mapped)
+            .map(|((run, look), mapped)| Self::of(run, look, mapped))
+            .collect()
+    }
+
     fn of(run: &Run, look: usize, mapped: Vec<i64>) -> Self {
         let failure = run.failure.map(|failure| {
             (failure.step, failure.asked_bytes, failure.at.mapped_bytes, failure.at.live_bytes)
@@ -234,6 +224,27 @@ fn maps(
         }
     }
     Ok(found)
+}
+
+/// Steps at which curves have a point in any case: there may be a phase for each step.
+fn always(trace: &Trace, options: &PageOptions, steps: &[usize]) -> Vec<usize> {
+    let phases = trace.phases.iter().map(|phase| phase.from);
+    let claims = options.claims.iter().flat_map(|claim| [claim.from_step, claim.to_step.saturating_sub(1)]);
+    steps.iter().copied().chain(phases).chain(claims).take(POINTS_MAX / 2).collect()
+}
+
+/// Peaks are looked at most, and keep what a map may have.
+fn lighten_but_peaks(maps: &mut [Vec<Map>], runs: &[Run], steps: &[usize], grain: u64) {
+    let at_peak = |run: &Run| steps.iter().position(|step| *step == run.peak.step);
+    let taken =
+        runs.iter().zip(&mut *maps).map(|(run, maps)| maps.get_mut(at_peak(run)?).map(std::mem::take));
+    let peaks: Vec<Option<Map>> = taken.collect();
+    lighten(maps, grain);
+    for ((run, maps), peak) in runs.iter().zip(maps).zip(peaks) {
+        if let (Some(peak), Some(place)) = (peak, at_peak(run).and_then(|at| maps.get_mut(at))) {
+            *place = peak;
+        }
+    }
 }
 
 /// Merges until all maps together are small enough.

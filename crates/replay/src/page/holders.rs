@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::ops::AddAssign;
 
 use super::frames;
 use crate::trace::{StackNumber, Step, Trace};
@@ -18,8 +19,8 @@ pub(super) struct Holding {
     pub(super) blocks: u64,
 }
 
-impl Holding {
-    fn add(&mut self, other: Self) {
+impl AddAssign for Holding {
+    fn add_assign(&mut self, other: Self) {
         self.bytes += other.bytes;
         self.blocks += other.blocks;
     }
@@ -65,7 +66,7 @@ pub(super) fn holders(trace: &Trace, steps: &[usize]) -> (Vec<Holders>, Owners) 
         match *step {
             Step::Alloc(number) => {
                 let block = trace.block(number);
-                held[place(block.stack)].add(Holding { bytes: block.bytes, blocks: 1 });
+                held[place(block.stack)] += Holding { bytes: block.bytes, blocks: 1 };
             }
             Step::Free(number) => {
                 let block = trace.block(number);
@@ -131,7 +132,7 @@ impl Holders {
         rows.sort_by_key(|(stack, holding)| (Reverse(holding.bytes), *stack));
         let others = rows.split_off(rows.len().min(ROWS_MAX));
         let mut rest = (others.len(), Holding::default());
-        others.iter().for_each(|(_, holding)| rest.1.add(*holding));
+        others.iter().for_each(|(_, holding)| rest.1 += *holding);
         Self { rows, rest }
     }
 }

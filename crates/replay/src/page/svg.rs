@@ -4,7 +4,8 @@
 
 use std::fmt::Write;
 
-use super::{ceiling, curves, escaped, looks};
+use super::curves;
+use super::looks::{ceiling, escaped, looks};
 use crate::replay::Run;
 use crate::trace::Trace;
 

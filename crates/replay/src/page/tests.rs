@@ -133,7 +133,7 @@ fn figures_of_a_page_are_those_of_its_runs() {
             for (map, step) in maps.iter().zip(steps) {
                 // Poorwill's pool may hold a granule that is at no address.
                 let elsewhere =
-                    if run.setup.kind() == crate::allocators::Kind::Poorwill { 2 << 20 } else { 0 };
+                    if run.setup.kind() == crate::allocators::AllocatorKind::Poorwill { 2 << 20 } else { 0 };
                 let (shown, mapped) = (mapped_bytes(map, unit), run.mapped_bytes[step]);
                 assert!((mapped - elsewhere..=mapped).contains(&shown), "{} {step}: {shown}", run.setup);
             }

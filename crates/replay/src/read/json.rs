@@ -6,8 +6,8 @@ use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
+use super::fault::{Fault, Location, quoted};
 use super::value::{Arena, Value};
-use super::{Fault, Location};
 
 /// The value of a file.
 pub(super) fn read(bytes: &[u8]) -> Result<(Arena, Value), Fault> {
@@ -22,7 +22,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<(Arena, Value), Fault> {
 pub(super) fn fault(error: &serde_json::Error) -> Fault {
     let text = error.to_string();
     let what = text.rsplit_once(" at line ").map_or(&*text, |(what, _)| what);
-    let what = format!("the JSON cannot be read: {} (column {})", super::quoted(what), error.column());
+    let what = format!("the JSON cannot be read: {} (column {})", quoted(what), error.column());
     Fault::new(Location::Line(error.line()), what)
 }
 

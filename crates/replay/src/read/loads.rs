@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use super::{Fault, Location};
+use super::fault::{Fault, Location, quoted, why};
 use crate::trace::{Block, Recorded, Trace, TraceBuilder};
 
 pub(super) const BEGINNING: &[u8] = b"step,event,";
@@ -26,14 +26,14 @@ pub(super) fn trace(name: &str, bytes: &[u8]) -> Result<Trace, Fault> {
     let mut live: u64 = 0;
     for (number, line) in lines {
         let fault = |what: String| Fault::new(Location::Line(number), what);
-        let row = LoadLine::of(line).ok_or_else(|| fault(format!("{} is no row", super::quoted(line))))?;
+        let row = LoadLine::of(line).ok_or_else(|| fault(format!("{} is no row", quoted(line))))?;
         let changed = if row.is_take {
             let block = Block { bytes: row.bytes, stream: 0, pool: 0, stack: 0 };
-            builder.alloc(row.block, block).map_err(|error| fault(super::why(&error)))?;
+            builder.alloc(row.block, block).map_err(|error| fault(why(&error)))?;
             sizes.insert(row.block, row.bytes);
             live.checked_add(row.bytes)
         } else {
-            builder.free(row.block).map_err(|error| fault(super::why(&error)))?;
+            builder.free(row.block).map_err(|error| fault(why(&error)))?;
             if sizes.remove(&row.block) != Some(row.bytes) {
                 return Err(fault(format!("block {} was taken with another size", row.block)));
             }

@@ -5,6 +5,7 @@
 //! - Nothing of a file is run, whatever it says.
 //! - Any bytes end in traces or in a sentence. Memory stays under a small multiple of the file's size.
 
+mod fault;
 mod json;
 mod loads;
 #[cfg(test)]
@@ -14,9 +15,10 @@ mod recorded;
 mod snapshot;
 mod value;
 
-use std::fmt;
+use self::fault::{AGAIN, DUMP, Fault};
+use crate::trace::Trace;
 
-use crate::trace::{Trace, TraceError};
+pub use self::fault::Location;
 
 /// What was recorded, one trace for each device that has anything.
 ///
@@ -82,66 +84,6 @@ impl ReadError {
     }
 }
 
-/// Where something is in a file. All but lines count from 0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Location {
-    /// At a byte.
-    Offset(usize),
-    /// On a line, from 1.
-    Line(usize),
-    /// A key of a snapshot.
-    Key(&'static str),
-    /// An entry of a device's trace.
-    Entry {
-        /// The device.
-        device: usize,
-        /// The entry.
-        entry: usize,
-    },
-    /// A segment of a snapshot.
-    Segment(usize),
-    /// A phase that Poorwill's recorder marked.
-    Phase(usize),
-}
-
-impl fmt::Display for Location {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Offset(offset) => write!(f, "offset {offset}"),
-            Self::Line(line) => write!(f, "line {line}"),
-            Self::Key(key) => write!(f, "key `{key}`"),
-            Self::Entry { device, entry } => write!(f, "device {device}, entry {entry}"),
-            Self::Segment(segment) => write!(f, "segment {segment}"),
-            Self::Phase(phase) => write!(f, "phase {phase}"),
-        }
-    }
-}
-
-/// The file that the next step asks for.
-const DUMP: &str = "write the file with `torch.cuda.memory._dump_snapshot`";
-const AGAIN: &str = "copy the file again or record again";
-
-/// A [`ReadError`] without its file.
-#[derive(Debug)]
-struct Fault {
-    place: Location,
-    what: String,
-    next: &'static str,
-}
-
-impl Fault {
-    /// Of a file that is broken.
-    #[cold]
-    fn new(place: Location, what: impl Into<String>) -> Self {
-        Self { place, what: what.into(), next: AGAIN }
-    }
-
-    fn with_next(self, next: &'static str) -> Self {
-        Self { next, ..self }
-    }
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Format {
     Pickle,
@@ -171,42 +113,9 @@ impl Format {
     }
 }
 
-/// Text of a file, short enough for a sentence.
-fn quoted(text: &str) -> String {
-    const CHARS_MAX: usize = 40;
-    let cut = text.char_indices().nth(CHARS_MAX).map(|(at, _)| at);
-    let kept = text[..cut.unwrap_or(text.len())].replace('`', "'");
-    format!("`{}{}`", kept.escape_debug(), if cut.is_some() { "…" } else { "" })
-}
-
-/// What cannot be, without the step: files have entries or lines instead.
-fn why(error: &TraceError) -> String {
-    let text = error.to_string();
-    text.split_once(": ").map_or(&*text, |(_, why)| why).to_owned()
-}
-
-/// A note: blocks that come first, because nothing says when they were allocated.
-fn lived_before(sizes: impl Iterator<Item = u64>) -> String {
-    let (count, bytes) =
-        sizes.fold((0_usize, 0_u64), |(count, sum), bytes| (count + 1, sum.saturating_add(bytes)));
-    let (blocks, come) = if count == 1 { ("block", "comes") } else { ("blocks", "come") };
-    format!("{count} {blocks} of {} lived before the trace began, and {come} first, by address.", gib(bytes))
-}
-
-/// A note: the trace keeps one failure.
-fn failed_often(count: usize) -> String {
-    format!("Memory lacked {count} times; the last one is shown.")
-}
-
-/// A size for people.
-fn gib(bytes: u64) -> String {
-    const HUNDREDTH: u64 = (1 << 30) / 100;
-    let hundredths = bytes / HUNDREDTH;
-    format!("{}.{:02} GiB", hundredths / 100, hundredths % 100)
-}
-
 #[cfg(test)]
 mod tests {
+    use super::fault::quoted;
     use super::*;
 
     #[test]

@@ -5,8 +5,8 @@
 //! - Nothing is run. An opcode that names code, or that calls it, is an error.
 //! - No bytes make it panic, recurse or loop. It takes at most about 20 bytes for each byte of the file.
 
+use super::fault::{DUMP, Fault, Location};
 use super::value::{Arena, Sequence, Value};
-use super::{DUMP, Fault, Location};
 
 const PROTOCOL_MAX: u8 = 5;
 
@@ -55,83 +55,110 @@ impl<'b> Machine<'b> {
             0x80 => return self.protocol(),
             0x95 => return self.frame(),
             b'.' => return self.pop().map(Some),
-            b'0' if self.marks.last().is_some_and(|mark| self.stack.len() == index(*mark)) => {
-                self.marks.pop();
-                return Ok(None);
-            }
-            b'0' => return self.pop().map(|_| None),
-            b'1' => {
-                let since = self.mark()?;
-                self.stack.truncate(since);
-                return Ok(None);
-            }
-            b'(' => {
-                self.marks.push(u32::try_from(self.stack.len()).unwrap_or(u32::MAX));
-                return Ok(None);
-            }
+            b'0' | b'1' | b'(' => return self.arrange(opcode),
+            b'p' | b'q' | b'r' | 0x94 => return self.remember(opcode),
+            b'a' => return self.append(1),
+            b's' => return self.append(2),
+            b'e' | 0x90 | b'u' => return self.append_all(opcode),
             b'2' => self.top()?,
             b'N' => Value::None,
             0x88 => Value::Bool(true),
             0x89 => Value::Bool(false),
-            b'I' => self.int_line()?,
+            b'I' | b'L' | b'J' | b'K' | b'M' | 0x8a | 0x8b => self.int(opcode)?,
+            b'F' | b'G' => self.float(opcode)?,
+            b'S' | b'V' | b'T' | b'U' | 0x8c | b'X' | 0x8d => self.string(opcode)?,
+            b'C' | b'B' | 0x8e | 0x96 => self.skipped(opcode)?,
+            b']' | b'}' | 0x8f | b')' => self.begun(opcode)?,
+            b'l' | b't' | 0x91 | b'd' | 0x85..=0x87 => self.ended(opcode)?,
+            b'g' | b'h' | b'j' => self.remembered(opcode)?,
+            _ => return Err(self.refused(opcode)),
+        };
+        self.stack.push(value);
+        Ok(None)
+    }
+
+    /// Marks, and what is dropped.
+    fn arrange(&mut self, opcode: u8) -> Result<Option<Value>, Fault> {
+        match opcode {
+            b'(' => self.marks.push(u32::try_from(self.stack.len()).unwrap_or(u32::MAX)),
+            b'1' => {
+                let since = self.mark()?;
+                self.stack.truncate(since);
+            }
+            _ if self.marks.last().is_some_and(|mark| self.stack.len() == index(*mark)) => {
+                self.marks.pop();
+            }
+            _ => {
+                self.pop()?;
+            }
+        }
+        Ok(None)
+    }
+
+    fn int(&mut self, opcode: u8) -> Result<Value, Fault> {
+        match opcode {
+            b'I' => self.int_line(),
             b'L' => {
                 let line = self.text_line()?;
-                self.decimal(line.strip_suffix('L').unwrap_or(line))?
+                self.decimal(line.strip_suffix('L').unwrap_or(line))
             }
-            b'J' => Value::Int(i32::from_le_bytes(self.array()?)),
-            b'K' => Value::Int(self.byte()?.into()),
-            b'M' => Value::Int(u16::from_le_bytes(self.array()?).into()),
+            b'J' => Ok(Value::Int(i32::from_le_bytes(self.array()?))),
+            b'K' => Ok(Value::Int(self.byte()?.into())),
+            b'M' => Ok(Value::Int(u16::from_le_bytes(self.array()?).into())),
             0x8a => {
                 let len = self.byte()?;
-                self.long(len.into())?
+                self.long(len.into())
             }
-            0x8b => {
+            _ => {
                 let len = self.signed_len()?;
-                self.long(len)?
+                self.long(len)
             }
-            b'F' => {
-                let line = self.text_line()?;
-                let float = line.parse().map_err(|_| self.broken("a float that is none"))?;
-                self.arena.float(float)
-            }
-            b'G' => {
-                let float = f64::from_be_bytes(self.array()?);
-                self.arena.float(float)
-            }
-            b'S' => self.string_line()?,
-            b'T' => {
-                let len = self.signed_len()?;
-                self.text(len)?
-            }
-            b'U' | 0x8c => {
-                let len = self.byte()?;
-                self.text(len.into())?
-            }
-            b'V' => self.unicode_line()?,
-            b'X' => {
-                let len = u32::from_le_bytes(self.array()?);
-                self.text(index(len))?
-            }
-            0x8d => {
-                let len = self.long_len()?;
-                self.text(len)?
-            }
-            b'C' => {
-                let len = self.byte()?;
-                self.skip(len.into())?
-            }
-            b'B' => {
-                let len = u32::from_le_bytes(self.array()?);
-                self.skip(index(len))?
-            }
-            0x8e | 0x96 => {
-                let len = self.long_len()?;
-                self.skip(len)?
-            }
+        }
+    }
+
+    fn float(&mut self, opcode: u8) -> Result<Value, Fault> {
+        let float = if opcode == b'F' {
+            self.text_line()?.parse().map_err(|_| self.broken("a float that is none"))?
+        } else {
+            f64::from_be_bytes(self.array()?)
+        };
+        Ok(self.arena.float(float))
+    }
+
+    fn string(&mut self, opcode: u8) -> Result<Value, Fault> {
+        let len = match opcode {
+            b'S' => return self.string_line(),
+            b'V' => return self.unicode_line(),
+            b'T' => self.signed_len()?,
+            b'X' => index(u32::from_le_bytes(self.array()?)),
+            0x8d => self.long_len()?,
+            _ => self.byte()?.into(),
+        };
+        self.text(len)
+    }
+
+    fn skipped(&mut self, opcode: u8) -> Result<Value, Fault> {
+        let len = match opcode {
+            b'C' => self.byte()?.into(),
+            b'B' => index(u32::from_le_bytes(self.array()?)),
+            _ => self.long_len()?,
+        };
+        self.skip(len)
+    }
+
+    /// Empty collections.
+    fn begun(&mut self, opcode: u8) -> Result<Value, Fault> {
+        Ok(match opcode {
             b']' => Value::List(self.collection(None)?),
             b'}' => Value::Dict(self.collection(None)?),
             0x8f => Value::Set(self.collection(None)?),
-            b')' => Value::Tuple(self.arena.empty()),
+            _ => Value::Tuple(self.arena.empty()),
+        })
+    }
+
+    /// Collections of what is on the stack.
+    fn ended(&mut self, opcode: u8) -> Result<Value, Fault> {
+        Ok(match opcode {
             b'l' => Value::List(self.collected()?),
             b't' => Value::Tuple(self.collected()?),
             0x91 => Value::Set(self.collected()?),
@@ -140,41 +167,31 @@ impl<'b> Machine<'b> {
                 self.check_pairs(since)?;
                 Value::Dict(self.collection(Some(since))?)
             }
-            0x85..=0x87 => self.short_tuple(usize::from(opcode - 0x84))?,
-            b'a' => return self.append(1),
-            b's' => return self.append(2),
-            b'e' | 0x90 | b'u' => return self.append_all(opcode),
-            b'g' => {
-                let line = self.text_line()?;
-                let key = line.parse().map_err(|_| self.broken("a place in the memo that is none"))?;
-                self.recall(key)?
-            }
-            b'h' => {
-                let key = self.byte()?;
-                self.recall(key.into())?
-            }
-            b'j' => {
-                let key = u32::from_le_bytes(self.array()?);
-                self.recall(index(key))?
-            }
-            b'p' => {
-                let line = self.text_line()?;
-                let key = line.parse().map_err(|_| self.broken("a place in the memo that is none"))?;
-                return self.memoize(key);
-            }
-            b'q' => {
-                let key = self.byte()?;
-                return self.memoize(key.into());
-            }
-            b'r' => {
-                let key = u32::from_le_bytes(self.array()?);
-                return self.memoize(index(key));
-            }
-            0x94 => return self.memoize(self.memo.len()),
-            _ => return Err(self.refused(opcode)),
+            _ => self.short_tuple(usize::from(opcode - 0x84))?,
+        })
+    }
+
+    fn remembered(&mut self, opcode: u8) -> Result<Value, Fault> {
+        let key = match opcode {
+            b'g' => self.key_line()?,
+            b'h' => self.byte()?.into(),
+            _ => index(u32::from_le_bytes(self.array()?)),
         };
-        self.stack.push(value);
-        Ok(None)
+        self.recall(key)
+    }
+
+    fn remember(&mut self, opcode: u8) -> Result<Option<Value>, Fault> {
+        let key = match opcode {
+            b'p' => self.key_line()?,
+            b'q' => self.byte()?.into(),
+            b'r' => index(u32::from_le_bytes(self.array()?)),
+            _ => self.memo.len(),
+        };
+        self.memoize(key)
+    }
+
+    fn key_line(&mut self) -> Result<usize, Fault> {
+        self.text_line()?.parse().map_err(|_| self.broken("a place in the memo that is none"))
     }
 
     fn protocol(&mut self) -> Result<Option<Value>, Fault> {

@@ -28,7 +28,8 @@ use std::iter;
 
 use serde::Deserialize;
 
-use super::{Fault, Location, json, quoted, why};
+use super::fault::{Fault, Location, failed_often, lived_before, quoted, why};
+use super::json;
 use crate::card::Card;
 use crate::trace::{Block, Recorded, StackNumber, Trace, TraceBuilder};
 
@@ -222,7 +223,7 @@ impl Recording {
             return Err(Fault::new(Location::Line(1), "nothing was recorded"));
         }
         if failures.len() > 1 {
-            self.builder.note(super::failed_often(failures.len()));
+            self.builder.note(failed_often(failures.len()));
         }
         let allocator = head.allocator.as_deref().unwrap_or_default();
         let (kind, settings) = allocator.split_once(' ').unwrap_or((allocator, ""));
@@ -259,7 +260,7 @@ impl Recording {
             allocated.map_err(|error| Fault::new(Location::Line(*line), why(&error)))?;
         }
         if !earlier.is_empty() {
-            self.builder.note(super::lived_before(earlier.iter().map(|(_, bytes, _)| *bytes)));
+            self.builder.note(lived_before(earlier.iter().map(|(_, bytes, _)| *bytes)));
         }
         Ok(())
     }

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use super::mistakes::Mistakes;
-use super::urls::check_url;
+use poorwill_front::file::check_url;
+use poorwill_front::settings::Mistakes;
+
 use super::{Config, section};
 
 impl Config {

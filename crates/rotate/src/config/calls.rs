@@ -4,11 +4,10 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use http::{Method, Uri};
+use poorwill_front::settings::SectionMistakes;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
-
-use super::mistakes::SectionMistakes;
 
 const METHODS: [Method; 5] = [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
 /// As vLLM and llama.cpp name it.

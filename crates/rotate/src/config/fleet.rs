@@ -5,21 +5,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use poorwill::chain;
+use poorwill_fleet::etcd::{Etcd, Limits};
 use poorwill_fleet::name::{FleetName, NodeName};
-use poorwill_fleet::tls::ClientFiles;
+use poorwill_fleet::session::check_lease;
+use poorwill_front::file::{Wait, check_secure_url, client_files};
+use poorwill_front::settings::{Control, Front, SectionMistakes};
+use poorwill_net::tls::ClientFiles;
 use serde::Deserialize;
 
-use super::mistakes::SectionMistakes;
-use super::tls::client_files;
-use super::urls::check_secure_url;
-use super::values::Wait;
-use super::{Control, Front};
-use crate::fleet::hostname;
-
-/// A lease that is shorter would end at every pause of a machine.
-const LEASE_MIN: Duration = Duration::from_secs(2);
-const LEASE_MAX: Duration = Duration::from_secs(3600);
-const LEASE: Duration = Duration::from_secs(10);
+use poorwill_net::hostname;
 
 /// A node of a fleet.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,7 +70,7 @@ impl RawFleet {
         let etcd_tls = mistakes.right(etcd_tls);
         // Without its TLS, https:// would be a mistake, too.
         let etcd = etcd_tls.as_ref().and_then(|tls| mistakes.right(checked_etcd(self.etcd, tls.as_ref())));
-        let lease = mistakes.right(checked_lease(self.lease));
+        let lease = mistakes.right(check_lease(self.lease.map(|wait| wait.0)));
         Some(Fleet {
             front_url: front_url?,
             control_url: control_url?,
@@ -122,16 +116,7 @@ fn node_name(given: Option<String>) -> Result<NodeName, String> {
     name.parse().map_err(|error| format!("`{name}`: {error}"))
 }
 
-pub(super) fn checked_etcd(etcd: Vec<String>, tls: Option<&ClientFiles>) -> Result<Vec<String>, String> {
-    use poorwill_fleet::etcd::{Etcd, Limits};
+fn checked_etcd(etcd: Vec<String>, tls: Option<&ClientFiles>) -> Result<Vec<String>, String> {
     Etcd::with_tls(&etcd, Limits::default(), tls).map_err(|error| format!("etcd: {}", chain(&error)))?;
     Ok(etcd)
-}
-
-pub(super) fn checked_lease(lease: Option<Wait>) -> Result<Duration, String> {
-    let lease = lease.map_or(LEASE, |wait| wait.0);
-    if lease.subsec_nanos() > 0 || !(LEASE_MIN..=LEASE_MAX).contains(&lease) {
-        return Err(format!("lease is {lease:?}; say whole seconds from 2 s to 1 h"));
-    }
-    Ok(lease)
 }

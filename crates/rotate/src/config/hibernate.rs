@@ -1,10 +1,10 @@
 //! `[hibernate]`: how engines hibernate.
 
+use poorwill_front::file::{Size, Wait};
+use poorwill_front::settings::SectionMistakes;
 use serde::Deserialize;
 
 use super::Hibernate;
-use super::mistakes::SectionMistakes;
-use super::values::{Size, Wait};
 
 /// For models whose rules need it.
 pub(super) const WITHOUT_HIBERNATE: &str =

@@ -8,44 +8,30 @@ mod addresses;
 mod calls;
 mod fleet;
 mod hibernate;
-mod keys;
-mod macros;
-mod masked;
-mod mistakes;
 mod model;
 mod names;
-mod parameters;
-mod place;
 mod raw;
-mod router;
-mod tls;
 mod traces;
-mod urls;
-mod values;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use poorwill_front::file;
+use poorwill_front::settings::Mistakes;
+use poorwill_rotation_policy::Rules;
+
 pub use self::calls::{AsleepCall, Call, HttpApi, SleepCalls};
 pub use self::fleet::Fleet;
-pub use self::keys::{Key, KeyShare};
-pub use self::names::{Card, Selector, Strategy};
-pub use self::parameters::Parameters;
-pub use self::place::Place;
-pub use self::router::RouterConfig;
+pub use self::names::{Selector, Strategy};
 pub use self::traces::TraceExport;
+pub use poorwill_front::file::{ConfigError, Place};
+pub use poorwill_front::settings::{Card, Control, Front, Key, KeyShare, Parameters};
 
-use self::mistakes::Mistakes;
-use self::raw::{File, Secret};
-pub(crate) use self::urls::check_url;
-use crate::policy::Rules;
-use poorwill_fleet::tls::ServerFiles;
-use serde::Deserialize as _;
+use self::raw::File;
 
 /// A checked configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,50 +56,6 @@ pub struct Config {
     pub selectors: Vec<Selector>,
     /// By their names: what a client's name stands for while the profile is chosen. Empty for no model.
     pub profiles: BTreeMap<String, BTreeMap<String, String>>,
-}
-
-/// The listener for clients.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Front {
-    /// The address to listen on.
-    pub listen: SocketAddr,
-    /// Its certificate; `None` for one without TLS.
-    pub tls: Option<ServerFiles>,
-    /// Accepted API keys. Without keys, every client on this machine is accepted.
-    pub keys: Vec<Key>,
-    /// Origins of pages that may use the front, or `*` for all.
-    pub origins: Vec<String>,
-    /// Paths that are forwarded besides the usual ones. Those that end in a slash are prefixes.
-    pub paths: Vec<String>,
-    /// Longest request body.
-    pub body_max_bytes: u64,
-    /// Longest time for a request body.
-    pub body_time_max: Duration,
-    /// Most bytes of all request bodies at a time.
-    pub bodies_max_bytes: u64,
-    /// Longest request head.
-    pub head_max_bytes: u64,
-    /// Most requests at a time, including those that wait.
-    pub requests_max: usize,
-    /// Most connections at a time; `None` for as many as the file descriptors allow.
-    pub connections_max: Option<usize>,
-    /// Interval of keep-alive comments to clients that wait for a stream.
-    pub keep_alive: Option<Duration>,
-    /// Longest time of a WebSocket without data.
-    pub websocket_idle_max: Duration,
-    /// Whether all paths of engines can be reached, below `/engines/NAME/`.
-    pub passthrough: bool,
-}
-
-/// The listener for operators.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Control {
-    /// The address to listen on.
-    pub listen: SocketAddr,
-    /// As [`Front::keys`].
-    pub keys: Vec<Key>,
-    /// Whether `/metrics` needs no key.
-    pub metrics_are_open: bool,
 }
 
 /// How GPU memory is measured.
@@ -261,104 +203,6 @@ pub enum CanaryKind {
     None,
 }
 
-/// Why a configuration cannot be used.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("cannot read the configuration {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: std::io::Error,
-    },
-    /// The file is not TOML, or has an unknown key or a value of another type.
-    #[error("{}{text}", at(place.as_ref()))]
-    Syntax {
-        /// The mistake, and what would be right.
-        text: String,
-        /// Where it is.
-        place: Option<Place>,
-    },
-    /// A value is invalid.
-    #[error("{}{section}: {reason}", at(place.as_ref()))]
-    Invalid {
-        /// The section or model.
-        section: String,
-        /// The mistake and what would help.
-        reason: String,
-        /// The key, or else the section; `None` if the file has neither.
-        place: Option<Place>,
-    },
-    /// Several values are invalid, in the order of the file.
-    #[error("{}", lines(.0))]
-    Several(Vec<ConfigError>),
-}
-
-impl ConfigError {
-    /// Where the mistake is, or the first one.
-    #[must_use]
-    pub fn place(&self) -> Option<&Place> {
-        match self {
-            Self::Read { .. } => None,
-            Self::Syntax { place, .. } | Self::Invalid { place, .. } => place.as_ref(),
-            Self::Several(all) => all.first()?.place(),
-        }
-    }
-
-    /// Each mistake.
-    #[must_use]
-    pub fn mistakes(&self) -> &[Self] {
-        match self {
-            Self::Several(all) => all,
-            one => std::slice::from_ref(one),
-        }
-    }
-
-    /// Adds the places, and brings them in order. A rule of every model may be a mistake of each.
-    fn placed(self, text: &str, secret: Secret<'_>) -> Self {
-        let file = macros::parsed(text, secret).ok();
-        let placed = |error| match error {
-            Self::Invalid { section, reason, place: None } => {
-                let file = file.as_ref();
-                let place = file.and_then(|file| Place::of_reason(text, file.get_ref(), &section, &reason));
-                Self::Invalid { section, reason, place }
-            }
-            other => other,
-        };
-        let Self::Several(all) = self else { return placed(self) };
-        let mut all: Vec<Self> = all.into_iter().map(placed).collect();
-        all.sort_by_key(|error| error.place().map_or((usize::MAX, 0), |place| (place.line, place.column)));
-        let mut reported = BTreeSet::new();
-        all.retain(|error| match error {
-            Self::Invalid { reason, place: Some(place), .. } => {
-                reported.insert((place.line, place.column, reason.clone()))
-            }
-            _ => true,
-        });
-        Self::of_all(all)
-    }
-
-    fn of_all(mut all: Vec<Self>) -> Self {
-        match all.pop() {
-            Some(only) if all.is_empty() => only,
-            last => {
-                all.extend(last);
-                Self::Several(all)
-            }
-        }
-    }
-}
-
-fn lines(all: &[ConfigError]) -> String {
-    all.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
-}
-
-fn at(place: Option<&Place>) -> String {
-    place.map(|place| format!("line {}, column {}: ", place.line, place.column)).unwrap_or_default()
-}
-
 impl Config {
     /// Reads a file.
     ///
@@ -367,7 +211,7 @@ impl Config {
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.to_path_buf(), source })?;
-        Self::parse(&text, &keys::from_source)
+        Self::parse(&text, &file::from_source)
     }
 
     /// Parses a file. `secret` resolves the source of a key, `env:NAME` or `file:PATH`, and `${env.NAME}`.
@@ -375,18 +219,13 @@ impl Config {
     /// # Errors
     /// As [`read`](Self::read).
     pub fn parse(text: &str, secret: &dyn Fn(&str) -> Result<String, String>) -> Result<Self, ConfigError> {
-        let table = toml::Deserializer::from(macros::parsed(text, secret)?);
-        let file = File::deserialize(table).map_err(|error| values::explained(text, &error))?;
+        let file: File = file::parse(text, secret)?;
         let mut mistakes = Mistakes::default();
         let config = file.checked(secret, &mut mistakes);
-        mistakes.none_or(Some(config)).map_err(|error| error.placed(text, secret))
+        file::without_mistakes(Some(config), mistakes, text, secret)
     }
 }
 
 fn section(name: &str) -> String {
     format!("model `{name}`")
-}
-
-fn invalid(section: &str, reason: &str) -> ConfigError {
-    ConfigError::Invalid { section: section.to_owned(), reason: reason.to_owned(), place: None }
 }

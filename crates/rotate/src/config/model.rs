@@ -3,16 +3,15 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use poorwill_front::file::{Size, Wait, check_url, is_priority};
+use poorwill_front::settings::{Card, Mistakes, Parameters, SectionMistakes, parameters};
+use poorwill_rotation_policy::{Gpu, Limits, Rules};
 use serde::Deserialize;
 
 use super::calls::{HttpApi, RawHttp, check_path};
 use super::hibernate::{RawHibernate, WITHOUT_HIBERNATE};
-use super::mistakes::{Mistakes, SectionMistakes};
 use super::names::odd_names;
-use super::urls::{check_url, without_user};
-use super::values::{Size, Wait, is_priority};
-use super::{Canary, CanaryKind, Card, EngineKind, Hibernate, Model, Parameters, Start, parameters, section};
-use crate::policy::{Gpu, Limits, Rules};
+use super::{Canary, CanaryKind, EngineKind, Hibernate, Model, Start, section};
 
 /// Larger than any machine has, so that a typo cannot allocate much.
 const GPUS_MAX: usize = 1024;
@@ -447,4 +446,9 @@ impl RawRules {
             ..usual
         }
     }
+}
+
+/// A URL's user may have a password.
+fn without_user(url: &str) -> String {
+    url.rsplit_once('@').map_or_else(|| url.to_owned(), |(_, host)| format!("…@{host}"))
 }

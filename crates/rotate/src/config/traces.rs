@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 
 use http::uri::Scheme;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
+use poorwill_front::file::Secret;
+use poorwill_front::settings::SectionMistakes;
 use serde::Deserialize;
-
-use super::mistakes::SectionMistakes;
-use super::raw::Secret;
 
 const EXAMPLE: &str = "http://127.0.0.1:4318/v1/traces";
 

@@ -7,23 +7,20 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use poorwill_front::operators::{Number, Removed, Seconds};
+use poorwill_front::requests::{Forget, ModelLabel, OfModel, Requests, SECONDS, Series};
+use poorwill_rotation_policy::StageName;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::removed::Removed;
 use crate::fleet::Membership;
-use crate::policy::StageName;
-use crate::requests::{Forget, ModelLabel, OfModel, Requests, SECONDS, Series};
 use crate::service::{EventKind, LEAVING, ModelNow, ServiceEvent, Snapshot};
 
 const PREFIX: &str = "poorwill_rotate";
-pub(crate) type Number = Gauge<u64, AtomicU64>;
-pub(crate) type Seconds = Gauge<f64, AtomicU64>;
 type Swaps = Family<OfSwap, Histogram, fn() -> Histogram>;
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, EncodeLabelSet)]

@@ -9,40 +9,29 @@
 //! - A command or reload completes even if its client disconnects.
 //! - At shutdown, streams end, and other answers may take up to [`DRAIN_MAX`].
 
-pub(crate) mod answer;
-pub(crate) mod body;
 mod events;
-pub(crate) mod guard;
-pub(crate) mod listener;
-pub(crate) mod metrics;
-pub(crate) mod page;
-pub(crate) mod removed;
+mod metrics;
 mod routes;
 
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
-use self::guard::Access;
-pub(crate) use self::routes::OPENMETRICS;
-use crate::fleet::Membership;
-use crate::requests::Requests;
-use crate::{config, service};
+use poorwill_front::operators::{Access, listener};
+pub use poorwill_front::operators::{BODY_MAX_BYTES, DRAIN_MAX};
+use poorwill_front::requests::Requests;
+use poorwill_front::settings;
 
-/// How long answers may take at shutdown.
-pub const DRAIN_MAX: Duration = Duration::from_secs(5);
-/// Longest request body.
-pub const BODY_MAX_BYTES: usize = 16 << 10;
+use crate::fleet::Membership;
+use crate::service;
+
 const FOLLOWERS_MAX: usize = 64;
-/// Timeout for a request head, and for a body.
-const REQUEST_MAX: Duration = Duration::from_secs(10);
 
 /// The future of a [`ControlApi`] call.
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -71,7 +60,7 @@ pub trait ControlApi: Send + Sync + 'static {
     fn requests(&self) -> Arc<Requests>;
 
     /// The current address and keys.
-    fn control(&self) -> Arc<config::Control>;
+    fn control(&self) -> Arc<settings::Control>;
 
     /// How it is in its fleet; `None` for a node of no fleet.
     fn fleet(&self) -> Option<Membership>;

@@ -9,12 +9,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router, middleware};
 use http::{HeaderMap, HeaderName, StatusCode, header};
+use poorwill_front::operators::{ControlError, OPENMETRICS, guard, page, read_body, to_completion};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::answer::ControlError;
-use super::body::{read_body, to_completion};
-use super::{FOLLOWERS_MAX, HandlerState, events, guard, page};
+use super::{FOLLOWERS_MAX, HandlerState, events};
 use crate::service::ModelCommand;
 
 /// Default number of log lines.
@@ -22,7 +21,6 @@ const LINES: usize = 200;
 const LINES_MAX: usize = 10_000;
 /// Most requests in progress in one answer.
 const REQUESTS_MAX: usize = 1000;
-pub(crate) const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 pub(super) fn router(shared: HandlerState) -> Router {
     Router::new()

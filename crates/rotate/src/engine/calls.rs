@@ -11,7 +11,7 @@ use super::healthy::is_healthy;
 use super::http::{Http, Reply};
 use super::{Answer, Engine, EngineError, EngineFuture};
 use crate::config::{Call, CanaryKind, SleepCalls};
-use crate::policy::EngineState;
+use poorwill_rotation_policy::EngineState;
 
 #[derive(Debug)]
 pub(super) struct Calls {

@@ -8,7 +8,7 @@ use super::canary::Prompt;
 use super::http::Http;
 use super::{Answer, Engine, EngineError, EngineFuture};
 use crate::config::CanaryKind;
-use crate::policy::EngineState;
+use poorwill_rotation_policy::EngineState;
 
 #[derive(Debug)]
 pub(super) struct Healthy {

@@ -18,8 +18,8 @@ use hyper_util::client::legacy;
 use serde_json::Value;
 
 use super::EngineError;
-use crate::config::check_url;
-use crate::http::{self as transport, HttpClient};
+use poorwill_front::file::check_url;
+use poorwill_net::client::{self as transport, HttpClient};
 
 /// Larger than any expected answer.
 pub(super) const BODY_MAX_BYTES: usize = 1 << 20;
@@ -186,7 +186,7 @@ fn excerpt(body: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::EXCERPT_MAX;
+    use poorwill_net::client::EXCERPT_MAX;
 
     #[test]
     fn excerpts_are_short_and_on_one_line() {

@@ -25,7 +25,7 @@ pub use self::inspect::{Inspection, inspect};
 use self::sglang::Sglang;
 use self::vllm::Vllm;
 use crate::config::{CanaryKind, EngineKind, Model};
-use crate::policy::EngineState;
+use poorwill_rotation_policy::EngineState;
 
 /// The future of an engine call.
 pub type EngineFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, EngineError>> + Send + 'a>>;

@@ -32,7 +32,7 @@ use super::canary::Prompt;
 use super::http::{Failure, Http, Reply};
 use super::{Answer, Engine, EngineError, EngineFuture};
 use crate::config::CanaryKind;
-use crate::policy::EngineState;
+use poorwill_rotation_policy::EngineState;
 
 const MOVING: &str = "poorwill:moving:";
 const ASLEEP: &str = "poorwill:asleep:";

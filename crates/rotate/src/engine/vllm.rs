@@ -13,7 +13,7 @@ use super::healthy::is_healthy;
 use super::http::{Http, Reply};
 use super::{Answer, Engine, EngineError, EngineFuture};
 use crate::config::CanaryKind;
-use crate::policy::EngineState;
+use poorwill_rotation_policy::EngineState;
 
 const DEV_MODE: &str = "it has no such endpoint; start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment, and --enable-sleep-mode; or say sleeps = false, and it is stopped instead";
 

@@ -12,7 +12,6 @@ use poorwill_fleet::mirror::{Contents, Mirror};
 use poorwill_fleet::name::ModelName;
 use poorwill_fleet::records::{Goal, ModelRecord, NodeRecord, Placement, Reading, RecordError, read, write};
 use poorwill_fleet::session::Session;
-use poorwill_fleet::tls::TlsError;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
@@ -40,9 +39,6 @@ pub enum FleetError {
     /// etcd cannot be used.
     #[error(transparent)]
     Etcd(#[from] EtcdError),
-    /// A certificate for the connections to nodes cannot be used.
-    #[error("TLS to nodes cannot be used")]
-    Tls(#[from] TlsError),
     /// What was kept in the state folder cannot be read.
     #[error("{}: {reason}; remove it if no other controller than today's is left", path.display())]
     State {

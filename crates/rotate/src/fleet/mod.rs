@@ -15,14 +15,7 @@ mod owned;
 mod preparations;
 mod published;
 
+pub use poorwill::proc::hostname;
+
 pub use self::agent::{Agent, FleetError};
-pub use self::owned::{Membership, NotOwned, NotReady, Owned};
-
-/// Where the system keeps the name of this machine.
-const HOSTNAME: &str = "/proc/sys/kernel/hostname";
-
-/// The name of this machine; empty if the system does not say it.
-#[must_use]
-pub fn hostname() -> String {
-    std::fs::read_to_string(HOSTNAME).unwrap_or_default().trim().to_owned()
-}
+pub use self::owned::{Membership, NotReady, Owned};

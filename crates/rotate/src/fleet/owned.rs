@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use poorwill_fleet::etcd::LeaseId;
 use poorwill_fleet::records::Goal;
 use poorwill_fleet::session::LeaseClock;
+use poorwill_front::backend::NotOwned;
 use tokio::sync::watch;
 
 /// Which models this node may serve. Clones share it.
@@ -47,20 +48,6 @@ pub struct Membership {
     pub ready: Result<(), NotReady>,
     /// Requests that went to their engines when the lease or the placement had ended.
     pub late: u64,
-}
-
-/// Why a model may not be served here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum NotOwned {
-    /// The node does not know that it is still a node of its fleet.
-    #[error("this node has no lease of its fleet now")]
-    Lease,
-    /// The controller placed it elsewhere.
-    #[error("it is not placed on this node")]
-    Placement,
-    /// A router knows no node that has it.
-    #[error("no node of the fleet may serve it now")]
-    Nowhere,
 }
 
 impl Owned {

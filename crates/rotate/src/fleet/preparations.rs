@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::policy::StageName;
 use crate::service::{ModelNow, Snapshot};
+use poorwill_rotation_policy::StageName;
 
 /// How long the first attempt may take to begin, and the first rest.
 const AGAIN: Duration = Duration::from_secs(15);

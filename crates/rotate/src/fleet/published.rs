@@ -7,8 +7,8 @@ use poorwill_fleet::name::ModelName;
 use poorwill_fleet::records::{Costs, GpuRecord, ModelRecord, NodeRecord, Rate, Requests, Stage};
 
 use crate::config::{Config, Fleet};
-use crate::policy::StageName;
 use crate::service::{ModelNow, Snapshot};
+use poorwill_rotation_policy::StageName;
 
 /// Rates decay by a factor of e in this time.
 const DECAY: Duration = Duration::from_secs(1800);
@@ -175,11 +175,8 @@ fn rounded(bytes: u64) -> u64 {
 
 /// Memory that programs may still take, as the system says; 0 if it does not.
 pub(super) fn host_free_bytes() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
     // In steps of a GiB: it changes all the time.
-    kib.unwrap_or_default() >> 20 << 30
+    poorwill::proc::available_bytes().unwrap_or_default() >> 30 << 30
 }
 
 #[test]

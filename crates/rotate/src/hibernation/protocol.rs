@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use poorwill::hibernate::ProcessState;
+use poorwill::hibernation::ProcessState;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

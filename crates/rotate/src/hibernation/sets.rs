@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use poorwill::ByteSize;
-use poorwill::hibernate::ProcessState;
+use poorwill::hibernation::ProcessState;
 use serde_json::Value;
 
 use super::helper::{HelperProcess, command_of};

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use poorwill::gpus::Gpus;
 
 use super::{GpuMemory, Measured, Meter, on_a_thread};
-use crate::policy::Gpu;
+use poorwill_rotation_policy::Gpu;
 
 /// Advice where NVML is missing.
 const HELP: &str =

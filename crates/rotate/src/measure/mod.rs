@@ -16,7 +16,7 @@ pub use self::devices::Devices;
 pub use self::processes::{PidsOn, Processes};
 pub(crate) use self::start::warn_of_unmeasured;
 
-use crate::policy::Gpu;
+use poorwill_rotation_policy::Gpu;
 
 /// The memory of one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

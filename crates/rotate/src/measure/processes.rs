@@ -5,12 +5,13 @@
 //! soon as it runs, as on a real GPU.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::sync::Arc;
-use std::{fmt, fs, io};
+
+use poorwill::proc;
 
 use super::{GpuMemory, Measured, Meter, on_a_thread};
-use crate::policy::Gpu;
-use crate::supervise::has_ended;
+use poorwill_rotation_policy::Gpu;
 
 /// Returns the processes on a GPU. May block on file reads.
 pub type PidsOn = Arc<dyn Fn(Gpu) -> Vec<u32> + Send + Sync>;
@@ -42,7 +43,7 @@ impl Meter for Processes {
         Box::pin(on_a_thread(gpus, move |gpu| {
             let mut used_bytes = 0_u64;
             for pid in BTreeSet::from_iter(pids(gpu)) {
-                let held = held_bytes(pid).map_err(|error| {
+                let held = proc::held_bytes(pid).map_err(|error| {
                     format!("what process {pid} holds cannot be read: {error}; it needs Linux's /proc")
                 })?;
                 used_bytes = used_bytes.saturating_add(held);
@@ -50,23 +51,4 @@ impl Meter for Processes {
             Ok(GpuMemory { free_bytes: gpu_bytes.saturating_sub(used_bytes), total_bytes: gpu_bytes })
         }))
     }
-}
-
-/// 0 after its end.
-fn held_bytes(pid: u32) -> io::Result<u64> {
-    // The file may be missing, or closed to this user.
-    let shares = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"));
-    let (text, key) = match shares {
-        Ok(text) if !text.is_empty() => (text, "Pss:"),
-        _ => match fs::read_to_string(format!("/proc/{pid}/status")) {
-            Ok(text) => (text, "VmRSS:"),
-            Err(error) if has_ended(&error) => return Ok(0),
-            Err(error) => return Err(error),
-        },
-    };
-    // A zombie has no such line.
-    let Some(line) = text.lines().find_map(|line| line.strip_prefix(key)) else { return Ok(0) };
-    let kib = line.trim().strip_suffix("kB").and_then(|kib| kib.trim().parse::<u64>().ok());
-    let bytes = kib.and_then(|kib| kib.checked_mul(1024));
-    bytes.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("`{key}{line}` is no size")))
 }

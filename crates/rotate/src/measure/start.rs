@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Meter, MeterError};
-use crate::policy::Gpu;
+use poorwill_rotation_policy::Gpu;
 
 const WAIT_MAX: Duration = Duration::from_secs(5);
 

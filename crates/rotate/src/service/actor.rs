@@ -13,11 +13,11 @@ use super::history::{History, ModelHistory};
 use super::snapshot::{GpuNow, ModelNow, PromiseNow, Refused, ServiceEvent, Snapshot};
 use super::{Directory, Entry};
 use crate::config::Config;
-use crate::policy::{
+use poorwill_front::requests::Recent;
+use poorwill_rotation_policy::{
     Effect, EngineState, Event, Gpu, Input, ModelId, OpId, Outcome, Policy, Refusal, RequestId, Rules,
     StageName, Status, Task, Time,
 };
-use crate::requests::Recent;
 
 /// For an engine that may be gone.
 const PROBE_MAX: Duration = Duration::from_secs(5);

@@ -12,8 +12,8 @@ use crate::config;
 use crate::engine::{Answer, Engine, EngineError};
 use crate::hibernation::{EngineProcesses, HibernateError, Hibernator};
 use crate::measure::Meter;
-use crate::policy::{EngineState, Gpu, Outcome, Task};
 use crate::supervise::Supervisor;
+use poorwill_rotation_policy::{EngineState, Gpu, Outcome, Task};
 
 /// Interval of probes while an engine starts.
 const PROBE_EVERY: Duration = Duration::from_millis(50);

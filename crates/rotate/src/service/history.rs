@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::snapshot::{EventKind, LeftModel, ServiceEvent, Swap, SwapPath};
 use crate::config;
-use crate::policy::{Event, Gpu, StageName, Time};
+use poorwill_rotation_policy::{Event, Gpu, StageName, Time};
 
 const SWAPS_KEPT: usize = 50;
 

@@ -13,19 +13,17 @@ mod history;
 mod names;
 mod snapshot;
 
-use std::any::Any;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use poorwill_front::backend::{Admission, InFlight};
 use tokio::sync::{Mutex, broadcast, mpsc, oneshot};
-use tokio_util::sync::CancellationToken;
 
-pub use self::names::{Destination, InFlight};
+pub use self::names::Destination;
 pub use self::snapshot::{
     EventKind, GpuNow, LeftModel, ModelCommand, ModelNow, PromiseNow, Refused, ServiceEvent, Snapshot, Swap,
     SwapPath,
@@ -39,8 +37,8 @@ use crate::config::{self, Config};
 use crate::engine::{self, Engine, EngineError};
 use crate::hibernation::{Hibernator, Sets};
 use crate::measure::{GpuMemory, Meter};
-use crate::policy::{Gpu, Input, ModelId, Refusal, RequestId, StageName};
 use crate::supervise::{SuperviseError, Supervisor, file_name};
+use poorwill_rotation_policy::{Gpu, Input, ModelId, Refusal, RequestId, StageName};
 
 /// For the measurement of one GPU for the status.
 const STATUS_MEASURE_MAX: Duration = Duration::from_millis(500);
@@ -91,13 +89,6 @@ struct Entry {
     is_listed: bool,
     /// Waiting and running requests by a name.
     in_flight: Arc<AtomicUsize>,
-}
-
-/// An admitted request. It counts as running until dropped.
-pub struct Admission {
-    /// Fires when the request has to end because its model leaves.
-    pub aborted: CancellationToken,
-    _guard: Box<dyn Any + Send>,
 }
 
 /// Why a service cannot start or reload.
@@ -168,20 +159,6 @@ pub enum ServiceError {
 
 /// Makes a model's engine. Tests replace it.
 pub type Connect = dyn Fn(&config::Model) -> Result<Arc<dyn Engine>, EngineError> + Send + Sync;
-
-impl fmt::Debug for Admission {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Admission").field("aborted", &self.aborted.is_cancelled()).finish_non_exhaustive()
-    }
-}
-
-impl Admission {
-    /// For a request that counts as running while `guard` lives.
-    #[must_use]
-    pub fn new(aborted: CancellationToken, guard: Box<dyn Any + Send>) -> Self {
-        Self { aborted, _guard: guard }
-    }
-}
 
 #[derive(Debug)]
 struct RequestGuard {

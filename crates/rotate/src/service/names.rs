@@ -4,11 +4,13 @@
 //! other, so that no two of them see the same count.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::config::{self, Config, Parameters, Strategy};
-use crate::policy::{ModelId, StageName};
+use poorwill_front::backend::InFlight;
+use poorwill_front::settings::Parameters;
+use poorwill_rotation_policy::{ModelId, StageName};
+
+use crate::config::{self, Config, Strategy};
 
 /// Where a request goes.
 #[derive(Debug)]
@@ -23,23 +25,6 @@ pub struct Destination {
     pub parameters: Arc<Parameters>,
     /// Counts the request.
     pub in_flight: InFlight,
-}
-
-/// A request to a model, from the choice of the model until this is dropped.
-#[derive(Debug)]
-pub struct InFlight(Arc<AtomicUsize>);
-
-impl InFlight {
-    pub(crate) fn new(count: &Arc<AtomicUsize>) -> Self {
-        count.fetch_add(1, Ordering::AcqRel);
-        Self(Arc::clone(count))
-    }
-}
-
-impl Drop for InFlight {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
 }
 
 #[derive(Debug)]

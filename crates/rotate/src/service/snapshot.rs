@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::policy::{Refusal, StageName};
-use crate::requests::Recent;
+use poorwill_front::requests::Recent;
+use poorwill_rotation_policy::{Refusal, StageName};
 
 /// The status at a moment.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -32,7 +32,7 @@ pub(super) struct Members {
 impl Family {
     /// For a process that ran at `now`.
     pub(super) fn of(leader: Identity, now: Instant) -> Self {
-        Self { leader, known: BTreeMap::from([(leader.pid, leader.started_ticks)]), group_seen: now }
+        Self { leader, known: BTreeMap::from([(leader.pid, leader.start_ticks)]), group_seen: now }
     }
 
     pub(super) fn leader(&self) -> Identity {
@@ -51,16 +51,16 @@ impl Family {
 
     /// By a process table read at `now`.
     pub(super) fn scan(&mut self, table: &Table, now: Instant) -> Members {
-        let Identity { pid: group, started_ticks } = self.leader;
-        let is_same = |pid: u32, start: u64| table.get(&pid).is_some_and(|stat| stat.started_ticks == start);
+        let Identity { pid: group, start_ticks } = self.leader;
+        let is_same = |pid: u32, start: u64| table.get(&pid).is_some_and(|stat| stat.start_ticks == start);
         self.known.retain(|pid, start| is_same(*pid, *start));
 
-        let is_taken = table.get(&group).is_some_and(|stat| stat.started_ticks != started_ticks);
+        let is_taken = table.get(&group).is_some_and(|stat| stat.start_ticks != start_ticks);
         let has_known = self.known.keys().any(|pid| table[pid].group == group);
         let is_recent = now.saturating_duration_since(self.group_seen) < ROUND;
         let is_ours = !is_taken && (has_known || is_recent);
         for (pid, stat) in table.iter().filter(|(_, stat)| is_ours && stat.group == group) {
-            self.known.insert(*pid, stat.started_ticks);
+            self.known.insert(*pid, stat.start_ticks);
             self.group_seen = now;
         }
         loop {
@@ -69,7 +69,7 @@ impl Family {
             let children: Vec<(u32, u64)> = table
                 .iter()
                 .filter(|(pid, stat)| is_new(pid, stat.parent))
-                .map(|(pid, stat)| (*pid, stat.started_ticks))
+                .map(|(pid, stat)| (*pid, stat.start_ticks))
                 .collect();
             if children.is_empty() {
                 break;
@@ -78,13 +78,13 @@ impl Family {
         }
 
         let mut found = Members::default();
-        for (pid, started_ticks) in &self.known {
+        for (pid, start_ticks) in &self.known {
             let stat = table[pid];
             // This process is never a member.
             if stat.is_gone || *pid == std::process::id() {
                 continue;
             }
-            let one = Identity { pid: *pid, started_ticks: *started_ticks };
+            let one = Identity { pid: *pid, start_ticks: *start_ticks };
             found.alive.push(one);
             if !is_ours || stat.group != group {
                 found.strays.push(one);
@@ -97,12 +97,14 @@ impl Family {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::supervise::proc::Stat;
+    use poorwill::proc::ProcessStat;
 
     /// Process id, start time, parent, group.
     fn table(all: &[(u32, u64, u32, u32)]) -> Table {
-        let entry = |(pid, started_ticks, parent, group): &(u32, u64, u32, u32)| {
-            (*pid, Stat { started_ticks: *started_ticks, parent: *parent, group: *group, is_gone: false })
+        let entry = |(pid, start_ticks, parent, group): &(u32, u64, u32, u32)| {
+            let (start_ticks, parent, group) = (*start_ticks, *parent, *group);
+            let (has_ended, is_gone, is_exiting) = (false, false, false);
+            (*pid, ProcessStat { start_ticks, parent, group, has_ended, is_gone, is_exiting })
         };
         all.iter().map(entry).collect()
     }
@@ -111,7 +113,7 @@ mod tests {
         found.iter().map(|one| one.pid).collect()
     }
 
-    const LEADER: Identity = Identity { pid: 4_000_100, started_ticks: 50 };
+    const LEADER: Identity = Identity { pid: 4_000_100, start_ticks: 50 };
     const L: u32 = LEADER.pid;
 
     #[test]

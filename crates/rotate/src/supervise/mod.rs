@@ -32,7 +32,6 @@ use tokio::task::spawn_blocking;
 use self::run::Shared;
 use crate::config::Start;
 
-pub(crate) use self::proc::has_ended;
 pub(crate) use self::state::file_name;
 
 /// The processes of one engine.

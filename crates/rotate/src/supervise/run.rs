@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use poorwill::proc::descriptors_folder;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, getpgrp, kill_process, kill_process_group};
@@ -27,7 +28,7 @@ use super::proc::{self, Identity};
 use super::state::{MARK, Record, StateFile};
 use super::stop::{self, end_at_once};
 use crate::config::Start;
-use crate::descriptors;
+use poorwill_net::descriptors;
 
 /// How often the keeper checks the first process.
 const TICK: Duration = Duration::from_millis(50);
@@ -477,7 +478,7 @@ fn reopened(pid: u32, record: &Record) -> Result<File, String> {
         return Err("its earlier reader still runs".to_owned());
     }
     let is_it = |path: &PathBuf| fs::read_link(path).is_ok_and(|to| to.to_str() == Some(name));
-    let path = [1, 2].map(|nth| PathBuf::from(format!("/proc/{pid}/fd/{nth}"))).into_iter().find(is_it);
+    let path = ["1", "2"].map(|nth| descriptors_folder(pid).join(nth)).into_iter().find(is_it);
     let path = path.ok_or("it writes somewhere else")?;
     let open = || {
         // Opening must not wait for a writer; reading may.

@@ -61,18 +61,18 @@ impl Record {
         let nth = NEXT.fetch_add(1, Ordering::Relaxed);
         Ok(Self {
             boot: proc::boot(),
-            mark: format!("{}-{}-{nth}", own.pid, own.started_ticks),
+            mark: format!("{}-{}-{nth}", own.pid, own.start_ticks),
             pid: None,
             started_ticks: 0,
             command: command.to_vec(),
             output,
-            reader: (own.pid, own.started_ticks),
+            reader: (own.pid, own.start_ticks),
         })
     }
 
     /// For the same engine after its start.
     pub(super) fn with(mut self, one: Identity) -> Self {
-        (self.pid, self.started_ticks) = (Some(one.pid), one.started_ticks);
+        (self.pid, self.started_ticks) = (Some(one.pid), one.start_ticks);
         self
     }
 
@@ -82,14 +82,14 @@ impl Record {
             return Ok(None);
         }
         let Some(pid) = self.pid else { return proc::marked(&format!("{MARK}={}", self.mark)) };
-        let one = Identity { pid, started_ticks: self.started_ticks };
+        let one = Identity { pid, start_ticks: self.started_ticks };
         let is_possible = pid > 1 && pid != std::process::id();
         Ok((is_possible && proc::is_alive(one)?).then_some(one))
     }
 
     pub(super) fn has_reader(&self) -> io::Result<bool> {
-        let (pid, started_ticks) = self.reader;
-        proc::is_alive(Identity { pid, started_ticks })
+        let (pid, start_ticks) = self.reader;
+        proc::is_alive(Identity { pid, start_ticks })
     }
 
     pub(super) fn description(&self) -> String {

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::otlp::{self, TraceResource, Variable};
 use super::span::Span;
 use crate::config::TraceExport;
-use crate::http as transport;
+use poorwill_net::client as transport;
 
 /// More finished spans are dropped.
 const QUEUE_MAX: usize = 4096;
@@ -202,7 +202,7 @@ mod tests {
     use super::super::kept::KeptSpans;
     use super::*;
     use crate::config::Config;
-    use crate::requests::{RequestNow, RequestState, Tokens};
+    use poorwill_front::requests::{RequestNow, RequestState, Tokens};
 
     fn span() -> Span {
         let now = RequestNow {

@@ -10,6 +10,7 @@
 //! - Neither bodies nor keys are recorded, and of an address only its path.
 
 mod export;
+mod front;
 mod otlp;
 mod request;
 mod span;
@@ -23,7 +24,6 @@ use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 
 use self::export::{Exporting, SpanQueue};
-pub(crate) use self::request::{RequestSpans, TraceParent};
 use self::swap::Moves;
 use self::tracer::Tracer;
 use crate::config::TraceExport;
@@ -42,10 +42,12 @@ pub struct TraceError {
 /// Records spans, or nothing. Clones share it.
 ///
 /// ```
-/// use poorwill_rotate::requests::Requests;
+/// use std::sync::Arc;
+///
+/// use poorwill_front::requests::Requests;
 /// use poorwill_rotate::traces::Traces;
 ///
-/// let requests = Requests::traced(Traces::default());
+/// let requests = Requests::traced(Arc::new(Traces::default()));
 /// assert_eq!(requests.active(10).1, 0);
 /// ```
 #[derive(Debug, Clone, Default)]

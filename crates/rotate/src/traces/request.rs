@@ -8,18 +8,10 @@ use http::{HeaderValue, Uri};
 use super::span::{Attribute, SpanContext, SpanEvent, SpanFailure, SpanId, SpanKind, SpanLink, TraceId};
 use super::tracer::ActiveSpan;
 use super::{Recording, Traces};
-use crate::requests::{RequestNow, Tokens};
+use poorwill_front::requests::{RequestNow, Tokens, TraceParent};
 
 /// A shorter wait has no span.
 const WAIT_MIN: Duration = Duration::from_millis(1);
-
-/// A client's valid `traceparent`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TraceParent {
-    pub(crate) trace: u128,
-    pub(crate) span: u64,
-    pub(crate) flags: u8,
-}
 
 #[derive(Debug)]
 pub(crate) struct RequestSpans {
@@ -195,9 +187,9 @@ mod tests {
     use super::super::kept::{KeptSpans, attribute};
     use super::super::span::AttributeValue;
     use super::*;
-    use crate::policy::StageName;
-    use crate::requests::RequestState;
     use crate::service::{EventKind, ServiceEvent};
+    use poorwill_front::requests::RequestState;
+    use poorwill_rotation_policy::StageName;
 
     const PARENT: TraceParent = TraceParent { trace: 0xabc, span: 0xdef, flags: 1 };
 

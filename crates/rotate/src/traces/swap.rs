@@ -6,8 +6,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::span::{Attribute, SpanContext, SpanEvent, SpanFailure, SpanLink};
 use super::tracer::{ActiveSpan, Tracer};
-use crate::policy::StageName;
 use crate::service::{EventKind, LEAVING, RESTS, ServiceEvent, Swap};
+use poorwill_rotation_policy::StageName;
 
 /// By model.
 #[derive(Debug, Default)]

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use poorwill_rotate::config::{Config, Hibernate};
 use poorwill_rotate::hibernation::{EngineProcesses, HibernateError, HibernationFuture, Hibernator};
-use poorwill_rotate::policy::StageName;
 use poorwill_rotate::service::{ModelCommand, Service, Snapshot};
+use poorwill_rotation_policy::StageName;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-use crate::mock::Machine;
+use super::mock::Machine;
 
 /// Longer than any test takes.
 const TIMEOUT: Duration = Duration::from_secs(600);

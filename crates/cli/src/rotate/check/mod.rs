@@ -16,8 +16,8 @@ use poorwill_rotate::config::{Config, Hibernate, MemorySource, Model, Start};
 use poorwill_rotate::hibernation;
 use serde::Serialize;
 
-use super::{read, runtime};
-use crate::failure::{Failure, Outcome};
+use super::opening::{read, runtime};
+use poorwill_local::failure::{CommandOutput, Failure};
 
 /// What would be served, and what stands against it.
 #[derive(Debug, Serialize)]
@@ -59,7 +59,7 @@ struct SelectorPlan {
     targets: Vec<String>,
 }
 
-impl Outcome for CheckReport {
+impl CommandOutput for CheckReport {
     const MISMATCH: &'static str = "this configuration cannot be served here";
 
     fn mismatch(&self) -> Option<&str> {

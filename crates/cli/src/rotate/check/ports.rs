@@ -2,12 +2,13 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use poorwill::proc;
 use poorwill_rotate::config::{Config, Model};
 use poorwill_rotate::engine::{Inspection, inspect};
 
-use super::super::listening::{Listening, command_of, listening};
-use super::super::runtime;
-use crate::failure::Failure;
+use super::super::listening::{Listening, listening};
+use super::super::opening::runtime;
+use poorwill_local::failure::Failure;
 
 /// A warning for each port of this machine that something else than the engine has.
 pub(super) fn warnings(config: &Config) -> Result<Vec<String>, Failure> {
@@ -37,7 +38,7 @@ struct Holder {
 
 fn holder(listening: &[Listening], port: u16) -> Option<Holder> {
     let pid = listening.iter().find(|one| one.address.port() == port && is_reachable(one.address.ip()))?.pid;
-    Some(Holder { pid, command: command_of(pid) })
+    Some(Holder { pid, command: proc::command(pid) })
 }
 
 fn is_reachable(ip: IpAddr) -> bool {

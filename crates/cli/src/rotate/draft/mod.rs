@@ -14,7 +14,7 @@ use poorwill_rotate::config::Config;
 use toml::{Table, Value};
 
 use self::page::{Page, quoted_key};
-use crate::failure::Failure;
+use poorwill_local::failure::Failure;
 
 #[derive(Debug, Default)]
 pub(super) struct Draft {
@@ -69,7 +69,7 @@ pub(super) struct ModelDraft {
     pub(super) parameters: Table,
     pub(super) strip: Vec<String>,
     pub(super) variants: Vec<(String, Table)>,
-    pub(super) rules: Vec<(&'static str, Value)>,
+    pub(super) rules: RuleDrafts,
     pub(super) canary: Vec<(&'static str, Value)>,
 }
 
@@ -120,7 +120,7 @@ impl ModelDraft {
             parameters: Table::new(),
             strip: Vec::new(),
             variants: Vec::new(),
-            rules: Vec::new(),
+            rules: RuleDrafts::default(),
             canary: Vec::new(),
         }
     }
@@ -130,15 +130,28 @@ impl ModelDraft {
         let variants = self.variants.iter().map(|(variant, _)| variant);
         self.aliases.iter().chain(variants).chain([&self.name]).any(|one| one == name)
     }
+}
 
-    /// Keeps the rule that is there already, if any, and returns whether there was none.
-    pub(super) fn add_rule(&mut self, key: &'static str, value: impl Into<Value>) -> bool {
-        let is_new = self.rules.iter().all(|(other, _)| *other != key);
-        if is_new {
-            self.rules.push((key, value.into()));
+/// Rules of a model, one of each key.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct RuleDrafts(Vec<(&'static str, Value)>);
+
+impl RuleDrafts {
+    /// Keeps the rule that is there already, if any.
+    pub(super) fn add(&mut self, key: &'static str, value: impl Into<Value>) {
+        if !self.has(key) {
+            self.0.push((key, value.into()));
         }
-        is_new
     }
+
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.0.iter().any(|(other, _)| *other == key)
+    }
+}
+
+/// The model of this name, alias or variant.
+pub(super) fn of_name<'m>(models: &'m mut [ModelDraft], name: &str) -> Option<&'m mut ModelDraft> {
+    models.iter_mut().find(|model| model.is_called(name))
 }
 
 impl Draft {
@@ -263,7 +276,7 @@ impl ModelDraft {
             page.header(&format!("[model.variants.{}]", quoted_key(name)));
             set.iter().for_each(|(key, value)| page.set(key, value.clone()));
         }
-        let mut rules = self.rules.clone();
+        let mut rules = self.rules.0.clone();
         match &self.engine {
             EngineDraft::Other { health, calls } => {
                 page.header("[model.http]");

@@ -1,12 +1,13 @@
 //! The whole of a llama-swap configuration: its models, who may use them, and how they share the GPUs.
 
-use super::super::draft::{Draft, ModelDraft, literal};
+use super::super::draft::{Draft, ModelDraft, literal, of_name};
 use super::macros::Scope;
 use super::matrix;
 use super::model::{self, Usual, seconds};
 use super::ports::Ports;
 use super::selector;
-use super::yaml::{Entry, LineColumn, Mistake, Node, Yaml};
+use super::warnings::Warnings;
+use super::yaml::{Entry, Mistake, Node, Yaml};
 
 /// The highest that a model may have; the lowest is below zero by as much.
 const PRIORITY_MAX: i64 = 3600;
@@ -16,26 +17,6 @@ pub(super) struct Converted {
     pub(super) draft: Draft,
     /// With their places in the YAML.
     pub(super) warnings: Vec<String>,
-}
-
-/// What was not carried over, or changes.
-#[derive(Debug, Default)]
-pub(super) struct Warnings(Vec<(LineColumn, String)>);
-
-impl Warnings {
-    pub(super) fn add(&mut self, place: LineColumn, text: &str) {
-        self.0.push((place, text.to_owned()));
-    }
-
-    /// In the order of the YAML.
-    fn texts(mut self) -> Vec<String> {
-        self.0.sort_by_key(|(place, _)| *place);
-        self.0.iter().map(|(place, text)| format!("{place}: {text}")).collect()
-    }
-
-    fn lacks_counterpart(&mut self, entry: &Entry, reason: &str) {
-        self.add(entry.place, &format!("{} is not carried over: {reason}", entry.key));
-    }
 }
 
 /// # Errors
@@ -161,7 +142,7 @@ fn shared(
     for name in preload.map(Node::items).unwrap_or_default() {
         let text = scope.text(name.text().unwrap_or_default(), name.place)?;
         match of_name(models, text.trim()) {
-            Some(model) => drop(model.add_rule("preload", true)),
+            Some(model) => model.rules.add("preload", true),
             None => warnings.add(name.place, &format!("preload names `{text}`, which is no model here")),
         }
     }
@@ -185,7 +166,7 @@ fn shared(
                         format!("the priority of `{}` is {nearest}, the nearest to {priority}", entry.key);
                     warnings.add(entry.place, &text);
                 }
-                model.add_rule("priority", nearest);
+                model.rules.add("priority", nearest);
             }
             (None, _) => {
                 warnings.add(entry.place, &format!("priority names `{}`, which is no model here", entry.key));
@@ -217,7 +198,7 @@ fn group(
     }
     for name in names {
         match of_name(models, &name) {
-            Some(model) if is_pinned => drop(model.add_rule("pinned", true)),
+            Some(model) if is_pinned => model.rules.add("pinned", true),
             Some(_) => {}
             None => {
                 warnings.add(group.place, &format!("the group {} has no model here: {name}", group.key));
@@ -230,8 +211,4 @@ fn group(
     };
     warnings.add(group.place, &format!("the group {}{fate}", group.key));
     Ok(())
-}
-
-pub(super) fn of_name<'m>(models: &'m mut [ModelDraft], name: &str) -> Option<&'m mut ModelDraft> {
-    models.iter_mut().find(|model| model.is_called(name))
 }

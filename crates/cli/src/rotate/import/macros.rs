@@ -13,9 +13,9 @@ const ENV: &str = "env.";
 pub(super) struct Scope<'y> {
     /// Later ones hide earlier ones.
     macros: Vec<&'y Entry>,
-    pub(super) model: Option<&'y str>,
+    model: Option<&'y str>,
     /// What `${PORT}` becomes.
-    pub(super) port: Option<String>,
+    port: Option<String>,
 }
 
 /// A replaced text, and whether it may be a number.
@@ -36,6 +36,15 @@ impl<'y> Scope<'y> {
         let mut scope = Self { model: Some(name), ..self.clone() };
         scope.add(model.get("macros"))?;
         Ok(scope)
+    }
+
+    /// What `${PORT}` stands for.
+    pub(super) fn set_port(&mut self, port: Option<String>) {
+        self.port = port;
+    }
+
+    pub(super) fn has_port(&self) -> bool {
+        self.port.is_some()
     }
 
     fn add(&mut self, table: Option<&'y Node>) -> Result<(), Mistake> {

@@ -3,10 +3,10 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use super::super::draft::{ModelDraft, literal};
-use super::convert::{Warnings, of_name};
+use super::super::draft::{ModelDraft, literal, of_name};
 use super::macros::Scope;
 use super::model::seconds;
+use super::warnings::Warnings;
 use super::yaml::{Entry, Mistake, Node};
 
 /// Sets without alternatives become `together`, the largest first, and costs weights.
@@ -23,7 +23,7 @@ pub(super) fn converted(
     for cost in matrix.get("evict_costs").map(Node::entries).unwrap_or_default() {
         let weight = seconds(Some(&cost.value), scope)?.and_then(|weight| u32::try_from(weight).ok());
         match (of_name(models, &named(&cost.key)), weight) {
-            (Some(model), Some(weight)) => drop(model.add_rule("keep_weight", i64::from(weight))),
+            (Some(model), Some(weight)) => model.rules.add("keep_weight", i64::from(weight)),
             (Some(_), None) => {
                 let text =
                     format!("evict_costs of `{}` is not carried over: a weight is 0 or more", cost.key);
@@ -88,7 +88,7 @@ pub(super) fn together(
     models: &mut [ModelDraft],
     warnings: &mut Warnings,
 ) {
-    let is_free = |model: &ModelDraft| model.rules.iter().all(|(key, _)| *key != "together");
+    let is_free = |model: &ModelDraft| !model.rules.has("together");
     let mut own = BTreeSet::new();
     let mut others = Vec::new();
     for name in names {
@@ -111,6 +111,6 @@ pub(super) fn together(
     let text = format!("{what}: its models are `together`, and wake together where memory is free");
     warnings.add(set.place, &text);
     for at in own {
-        models[at].add_rule("together", literal(&set.key));
+        models[at].rules.add("together", literal(&set.key));
     }
 }

@@ -2,12 +2,14 @@
 //!
 //! Nothing is dropped silently: what has no counterpart is in a comment of the new file, and in a warning.
 
+mod command;
 mod convert;
 mod macros;
 mod matrix;
 mod model;
 mod ports;
 mod selector;
+mod warnings;
 mod yaml;
 
 use std::fs;
@@ -18,7 +20,7 @@ use serde::Serialize;
 
 use self::yaml::Mistake;
 use super::draft;
-use crate::failure::{Failure, Outcome};
+use poorwill_local::failure::{CommandOutput, Failure};
 
 #[derive(Debug, Serialize)]
 pub(crate) struct ImportReport {
@@ -32,7 +34,7 @@ pub(crate) struct ImportReport {
     configuration: Option<String>,
 }
 
-impl Outcome for ImportReport {
+impl CommandOutput for ImportReport {
     fn mismatch(&self) -> Option<&str> {
         None
     }

@@ -4,9 +4,10 @@ use toml::{Table, Value};
 
 use super::super::draft::{EngineDraft, ModelDraft, literal};
 use super::super::engines::{CommandLine, Kind, is_secret_name, without_secrets};
-use super::convert::Warnings;
+use super::command::words;
 use super::macros::Scope;
 use super::ports;
+use super::warnings::Warnings;
 use super::yaml::{Entry, LineColumn, Mistake, Node, Yaml};
 
 /// What entries of the list of models have already.
@@ -42,7 +43,7 @@ pub(super) fn converted<'y>(
     else {
         return Mistake::at(entry.place, format!("{here} has no cmd"));
     };
-    scope.port = port.map(|port| port.to_string());
+    scope.set_port(port.map(|port| port.to_string()));
     let mut model = ModelDraft::new(literal(&entry.key), String::new(), EngineDraft::Vllm { sleeps: false });
     let (command, left_out) = without_secrets(&words(&scope, cmd, &here)?);
     if !left_out.is_empty() {
@@ -62,7 +63,7 @@ pub(super) fn converted<'y>(
     }
     // So that a later change of the url is one of the command, too.
     if port.is_some_and(|port| model.url.ends_with(&format!(":{port}"))) {
-        scope.port = Some("${PORT}".to_owned());
+        scope.set_port(Some("${PORT}".to_owned()));
         model.command = without_secrets(&words(&scope, cmd, &here)?).0;
     }
     environment(&scope, &entry.value, &here, &mut model, warnings)?;
@@ -70,7 +71,9 @@ pub(super) fn converted<'y>(
     if let EngineDraft::Other { health, .. } = &model.engine {
         model.canary = canary(&scope, &entry.value, &model.command, health)?;
     }
-    model.rules.extend(rules(&scope, &entry.value, usual)?);
+    for (key, value) in rules(&scope, &entry.value, usual)? {
+        model.rules.add(key, value);
+    }
     let mut rest = Rest { scope: &scope, here: &here, model: &mut model, warnings };
     for entry in entry.value.entries() {
         rest.carry(entry)?;
@@ -89,7 +92,7 @@ fn address(
     let proxy = entry.value.get("proxy").filter(|proxy| !proxy.is_null());
     let (text, place) =
         proxy.map_or((PROXY, entry.place), |proxy| (proxy.text().unwrap_or_default(), proxy.place));
-    if scope.port.is_none() && scope.mentions(text, "PORT") {
+    if !scope.has_port() && scope.mentions(text, "PORT") {
         let Some(port) = ports::said(model) else {
             let reason = "its proxy has ${PORT}, and its cmd has neither that nor an option for a port";
             return Ok(Err((place, reason.to_owned())));
@@ -122,23 +125,6 @@ fn url(proxy: &str) -> Result<(String, String), String> {
 }
 
 /// Lines that begin with `#` are none.
-pub(super) fn without_comments(command: &str) -> String {
-    let lines = command.lines().map(|line| line.trim_end_matches('\r'));
-    let lines = lines.filter(|line| !line.trim_start().starts_with('#'));
-    // A backslash at the end of a line, even before blanks, joins it with the next.
-    lines.map(|line| line.trim_end().trim_end_matches('\\').to_owned()).collect::<Vec<_>>().join("\n")
-}
-
-fn words(scope: &Scope<'_>, node: &Node, here: &str) -> Result<Vec<String>, Mistake> {
-    let text = scope.text(&without_comments(node.text().unwrap_or_default()), node.place)?;
-    // Of a macro with several lines.
-    match shlex::split(&without_comments(&text)) {
-        Some(words) if !words.is_empty() => Ok(words),
-        Some(_) => Mistake::at(node.place, format!("{here} has a command without a word")),
-        None => Mistake::at(node.place, format!("{here}: a quotation in its command has no end")),
-    }
-}
-
 fn environment(
     scope: &Scope<'_>,
     table: &Node,

@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
 
 use super::super::draft::{Draft, ModelDraft};
-use super::convert::Warnings;
+use super::command::without_comments;
 use super::macros::Scope;
-use super::model::without_comments;
+use super::warnings::Warnings;
 use super::yaml::{LineColumn, Mistake, Node};
 
 /// Where llama-swap begins to count.

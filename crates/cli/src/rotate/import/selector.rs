@@ -1,9 +1,9 @@
 //! Names of a llama-swap configuration that stand for models: selectors, and profiles that an operator chooses.
 
 use super::super::draft::{CardDraft, Draft, ModelDraft, ProfileDraft, SelectorDraft, literal};
-use super::convert::Warnings;
 use super::macros::Scope;
 use super::model::{LISTED, seconds, table};
+use super::warnings::Warnings;
 use super::yaml::{Entry, Mistake, Node};
 
 /// `None` for a selector that cannot be carried over, with a warning.

@@ -14,7 +14,7 @@ use toml::{Table, Value};
 use self::running::{RunningEngine, running};
 use super::draft::{self, Draft, EngineDraft, ModelDraft, literal};
 use super::engines::{Kind, without_secrets};
-use crate::failure::{Failure, Outcome};
+use poorwill_local::failure::{CommandOutput, Failure};
 
 /// The first port to try for a listener.
 const PORT_MIN: u16 = 8080;
@@ -37,7 +37,7 @@ struct FoundModel {
     engine: &'static str,
 }
 
-impl Outcome for InitReport {
+impl CommandOutput for InitReport {
     fn mismatch(&self) -> Option<&str> {
         None
     }

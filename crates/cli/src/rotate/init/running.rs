@@ -5,12 +5,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use poorwill::gpus::Gpus;
+use poorwill::proc;
 use poorwill_rotate::engine::{Inspection, inspect};
 
 use super::super::engines::CommandLine;
-use super::super::listening::{ancestry, command_of, folder_of, listening, parents, variable_of};
-use super::super::runtime;
-use crate::failure::Failure;
+use super::super::listening::{ancestry, listening, parents};
+use super::super::opening::runtime;
+use poorwill_local::failure::Failure;
 
 #[derive(Debug)]
 pub(super) struct RunningEngine {
@@ -51,14 +52,15 @@ pub(super) fn running(gpus: Option<&Gpus>) -> Result<Vec<RunningEngine>, Failure
         let is_sleeping = inspection.as_ref().and_then(|inspection| inspection.is_sleeping);
         let reported = inspection.map(|inspection| inspection.models).unwrap_or_default();
         let models = if reported.is_empty() { line.names() } else { reported };
-        let visible_devices = variable_of(pid, "CUDA_VISIBLE_DEVICES");
+        let visible_devices = proc::ProcessEnvironment::of(pid).variable("CUDA_VISIBLE_DEVICES");
+        let visible_devices = visible_devices.map(|value| value.to_string_lossy().into_owned());
         let used = gpus.map(|gpus| used(gpus, &parents, pid)).unwrap_or_default();
         let by_variable = visible_devices.as_deref().and_then(|visible| positions(visible, line.gpus()));
         let is_elsewhere = |folder: &PathBuf| std::env::current_dir().ok().as_ref() != Some(folder);
         found.push(RunningEngine {
             gpus: if used.is_empty() { by_variable } else { Some(used.keys().copied().collect()) },
             used_bytes: used.values().copied().max().filter(|bytes| *bytes > 0 && is_sleeping != Some(true)),
-            folder: folder_of(pid).filter(is_elsewhere),
+            folder: proc::folder(pid).filter(is_elsewhere),
             line,
             address,
             models,
@@ -80,7 +82,7 @@ fn servers(parents: &BTreeMap<u32, u32>) -> BTreeMap<u32, (CommandLine, Vec<Sock
     let mut servers: BTreeMap<u32, (CommandLine, Vec<SocketAddr>)> = BTreeMap::new();
     for one in listening() {
         let found =
-            ancestry(parents, one.pid).find_map(|pid| Some((pid, CommandLine::of(&command_of(pid))?)));
+            ancestry(parents, one.pid).find_map(|pid| Some((pid, CommandLine::of(&proc::command(pid))?)));
         let Some((pid, line)) = found else { continue };
         let addresses = &mut servers.entry(pid).or_insert_with(|| (line, Vec::new())).1;
         if !addresses.contains(&one.address) {

@@ -75,6 +75,7 @@ impl Tally {
 }
 
 #[test]
+#[ignore = "long: many faults in real processes"]
 fn clients_get_right_answers_or_words_whatever_part_fails() {
     let (mishaps, clients, members) = match Effort::of_this_run() {
         Effort::Quick => (4, 4, 1),

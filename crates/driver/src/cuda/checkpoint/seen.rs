@@ -3,16 +3,14 @@
 //! Promise: [`obstacles`] is a function of texts. It names what was measured to lose a process. It does not name what was
 //! measured to work: memory on two devices, access between them, and a communicator of one rank.
 
-use std::ffi::OsString;
-use std::fs;
 use std::io::{self, ErrorKind};
-use std::os::unix::ffi::OsStringExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use poorwill_core::hibernation::Obstacle;
 
 use super::nccl::Sockets;
 use crate::system::System;
+use crate::system::proc::{self, ProcessEnvironment};
 
 /// Memory of CUDA IPC, of the process that exports it and of those that have opened it.
 const CUDA_IPC: &str = "/dev/shm/cuda.shm.";
@@ -33,26 +31,21 @@ impl Seen {
     /// # Errors
     /// The text that may not be read: what it would show is not known then.
     pub(super) fn of(pid: u32) -> io::Result<Self> {
-        let folder = PathBuf::from(format!("/proc/{pid}"));
-        let text = |name: &str| {
-            let path = folder.join(name);
-            let bytes = fs::read(&path).map_err(|error| unreadable(&path, &error))?;
-            Ok::<_, io::Error>(String::from_utf8_lossy(&bytes).into_owned())
-        };
-        let descriptors = descriptors(&folder.join("fd"))?;
-        let inode = |link: &String| Some(link.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned());
-        let own = descriptors.iter().filter_map(inode).collect();
+        let text = |name: &str| proc::text(pid, name);
+        let descriptors = proc::descriptors(pid)?;
+        let own = descriptors.iter().filter_map(|link| proc::socket(link).map(str::to_owned)).collect();
         let tcp6 = match text("net/tcp6") {
             Err(error) if error.kind() == ErrorKind::NotFound => String::new(), // A system without IPv6.
             found => found?,
         };
         let tcp = text("net/tcp")? + &tcp6;
-        let environment = fs::read(folder.join("environ")).unwrap_or_default();
+        let environment = ProcessEnvironment::of(pid);
         Ok(Self {
             maps: text("maps")?,
-            descriptors,
+            descriptors: descriptors.iter().map(|path| path.to_string_lossy().into_owned()).collect(),
             sockets: Sockets { unix: text("net/unix")?, tcp, own },
-            is_mps_client: System::at(folder.join("root")).has_mps(&|name| variable(&environment, name)),
+            is_mps_client: System::at(format!("/proc/{pid}/root"))
+                .has_mps(&|name| environment.variable(name)),
         })
     }
 
@@ -63,34 +56,17 @@ impl Seen {
 
     /// Those of another process.
     pub(super) fn minors_of(pid: u32) -> io::Result<Vec<u32>> {
-        Ok(minors(&descriptors(&PathBuf::from(format!("/proc/{pid}/fd")))?))
+        Ok(minors(&proc::descriptors(pid)?))
     }
 }
 
-fn minors(descriptors: &[String]) -> Vec<u32> {
-    let files = descriptors.iter().filter_map(|path| path.strip_prefix(DEVICE_FILE)?.parse().ok());
+fn minors(descriptors: &[impl AsRef<Path>]) -> Vec<u32> {
+    let number = |path: &Path| path.to_str()?.strip_prefix(DEVICE_FILE)?.parse().ok();
+    let files = descriptors.iter().filter_map(|path| number(path.as_ref()));
     let mut minors: Vec<u32> = files.collect();
     minors.sort_unstable();
     minors.dedup();
     minors
-}
-
-/// Where the links of a folder lead. Those that close meanwhile are left out.
-fn descriptors(folder: &Path) -> io::Result<Vec<String>> {
-    let failed = |error: io::Error| unreadable(folder, &error);
-    let mut found = Vec::new();
-    for link in fs::read_dir(folder).map_err(failed)? {
-        match fs::read_link(link.map_err(failed)?.path()) {
-            Ok(path) => found.push(path.to_string_lossy().into_owned()),
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => return Err(failed(error)),
-        }
-    }
-    Ok(found)
-}
-
-fn unreadable(path: &Path, error: &io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("{} cannot be read: {error}", path.display()))
 }
 
 pub(super) fn obstacles(seen: &Seen) -> Vec<Obstacle> {
@@ -111,11 +87,6 @@ pub(super) fn obstacles(seen: &Seen) -> Vec<Obstacle> {
 /// The paths of a `maps`.
 fn mapped(maps: &str) -> impl Iterator<Item = &str> {
     maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]))
-}
-
-fn variable(environment: &[u8], name: &str) -> Option<OsString> {
-    let value = |entry: &[u8]| Some(entry.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?.to_vec());
-    environment.split(|byte| *byte == 0).find_map(value).map(OsString::from_vec)
 }
 
 #[cfg(test)]
@@ -164,13 +135,6 @@ mod tests {
         let files =
             ["/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidia1", "pipe:[3]"];
         assert_eq!(seen(&files).minors(), [0, 1]);
-    }
-
-    #[test]
-    fn variables_of_another_process_are_read() {
-        let environment = b"PATH=/bin\0CUDA_MPS_PIPE_DIRECTORY=/run/mps\0X=";
-        assert_eq!(variable(environment, "CUDA_MPS_PIPE_DIRECTORY"), Some("/run/mps".into()));
-        assert_eq!((variable(environment, "X"), variable(environment, "CUDA")), (Some("".into()), None));
     }
 
     #[test]

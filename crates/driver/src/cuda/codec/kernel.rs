@@ -14,7 +14,7 @@ use super::super::stream::Stream;
 use crate::ledger::{Result, invalid};
 
 /// PTX of the kernels `poorwill_encode(u64 granules, u64 sizes, u32 blocks)` and
-/// `poorwill_decode(u64 granules, u64 digests, u32 blocks)`. The header states the requirements.
+/// `poorwill_decode(u64 granules, u64 digests, u32 blocks)`. `kernel.cu` states the requirements.
 pub const CODEC_PTX: &str = include_str!("kernel.ptx");
 
 const WARPS_MAX: u32 = 32;

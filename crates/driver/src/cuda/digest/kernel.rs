@@ -14,7 +14,7 @@ use super::super::stream::Stream;
 use crate::ledger::{Result, invalid};
 
 /// PTX of the kernel `poorwill_digest(u64 granules, u64 digests, u32 leaves)`: digests of granules, by their
-/// addresses. `poorwill_digest_host` is the same for host memory. The header states the requirements.
+/// addresses. `poorwill_digest_host` is the same for host memory. `kernel.cu` states the requirements.
 pub const DIGEST_PTX: &str = include_str!("kernel.ptx");
 
 /// Fewest leaves of a granule that the kernel supports.

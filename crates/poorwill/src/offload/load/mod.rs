@@ -240,6 +240,44 @@ pub struct TensorBytes {
     range: Range<usize>,
 }
 
+impl LoadReport {
+    /// What readers and buffers tell.
+    fn of(workers: &[ReadWorker], buffers: &[Arc<Buffer>]) -> Self {
+        let sum = |of: fn(&ReadWorker) -> u64| workers.iter().map(of).sum();
+        Self {
+            bytes: 0,
+            tensors: 0,
+            host_bytes: 0,
+            buffers: buffers.len(),
+            alignment_bytes: None,
+            seconds: 0.0,
+            memory_s: 0.0,
+            readers: 0,
+            piece_bytes: 0,
+            direct_bytes: sum(|worker| worker.direct_bytes),
+            staged_bytes: sum(|worker| worker.staged_bytes),
+            buffered_bytes: sum(|worker| worker.buffered_bytes),
+            staging_bytes: sum(|worker| worker.staging.capacity_bytes()),
+            pinned: buffers.iter().all(|buffer| buffer.is_pinned()),
+            pageable_because: buffers.iter().find_map(|buffer| buffer.pageable_because().map(str::to_owned)),
+            files: Vec::new(),
+        }
+    }
+}
+
+impl HostTensor {
+    fn all(tensors: &[Tensor], layout: &Layout) -> Vec<Self> {
+        let at = |(tensor, location): (&Tensor, &Option<TensorLocation>)| Self {
+            name: tensor.name.clone(),
+            dtype: tensor.dtype,
+            shape: tensor.shape.clone(),
+            bytes: tensor.bytes,
+            location: *location,
+        };
+        tensors.iter().zip(&layout.locations).map(at).collect()
+    }
+}
+
 impl HostCheckpoint {
     /// Reads all tensors into host memory of a device.
     ///
@@ -305,33 +343,18 @@ impl HostCheckpoint {
             let _ = device.driver().host_trim();
         })?;
         let buffers: Vec<Arc<Buffer>> = made.into_iter().flatten().map(Arc::new).collect();
-        let tensors = tensors.iter().zip(&layout.locations).map(|(tensor, location)| HostTensor {
-            name: tensor.name.clone(),
-            dtype: tensor.dtype,
-            shape: tensor.shape.clone(),
-            bytes: tensor.bytes,
-            location: *location,
-        });
-        let tensors: Vec<HostTensor> = tensors.collect();
-        let sum = |of: fn(&ReadWorker) -> u64| workers.iter().map(of).sum();
         let report = LoadReport {
             bytes,
             tensors: tensors.len(),
             host_bytes: layout.bytes(),
-            buffers: buffers.len(),
             alignment_bytes: layout.alignment,
             seconds: started.elapsed().as_secs_f64(),
             memory_s,
             readers,
             piece_bytes: range_bytes,
-            direct_bytes: sum(|worker| worker.direct_bytes),
-            staged_bytes: sum(|worker| worker.staged_bytes),
-            buffered_bytes: sum(|worker| worker.buffered_bytes),
-            staging_bytes: sum(|worker| worker.staging.capacity_bytes()),
-            pinned: buffers.iter().all(|buffer| buffer.is_pinned()),
-            pageable_because: buffers.iter().find_map(|buffer| buffer.pageable_because().map(str::to_owned)),
-            files: Vec::new(),
+            ..LoadReport::of(&workers, &buffers)
         };
+        let tensors = HostTensor::all(tensors, &layout);
         Ok(Self { buffers, tensors, by_name, report })
     }
 

@@ -6,8 +6,9 @@ use std::mem;
 use poorwill_core::driver::Result as DriverResult;
 use poorwill_core::{DriverError, Op};
 
+use super::super::Buffer;
+use super::error::LoadError;
 use super::layout::Layout;
-use super::{Buffer, LoadError};
 use crate::checkpoint::Checkpoint;
 use crate::reader::{self, FileRange, RangeRead, Storage, buffer_bytes, fits, index};
 

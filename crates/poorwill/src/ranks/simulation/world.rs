@@ -8,7 +8,7 @@ use poorwill_core::{Decision, DecisionError, Verdict};
 use serde_json::Value;
 
 use super::super::protocol::{Coordinator, GroupOp, Heard, Next, Participant, RankState, Refusal};
-use super::super::rank::Outcome;
+use super::super::rank::RankOutcome;
 use super::register::SimulatedRegister;
 
 /// In virtual milliseconds.
@@ -203,14 +203,20 @@ impl World {
         };
         let who = (0..size).map(Who::Rank).chain((0..rounds).map(Who::Coordinator));
         world.processes = who.map(|who| (who, Process::default())).collect();
-        let (mut begins, overlapping) = (0, world.rng.bool());
+        let begins = world.begin_rounds(rounds, failing);
+        world.push_faults(begins);
+        world
+    }
+
+    /// Coordinators, one after the other; returns when another could begin.
+    fn begin_rounds(&mut self, rounds: usize, failing: f64) -> Ms {
+        let (mut begins, overlapping) = (0, self.rng.bool());
         for round in 0..rounds {
             let op = if round % 2 == 0 { GroupOp::Sleep } else { GroupOp::Wake };
-            let is = |wanted| defect == Some(wanted);
-            let forgets = is(Defect::RemovalForgets);
-            let register =
-                SimulatedRegister::new(world.rng.fork(), failing, is(Defect::LastVerdictWins), forgets);
-            world.coordinators.push(SimulatedCoordinator {
+            let is = |wanted| self.defect == Some(wanted);
+            let (wins, forgets) = (is(Defect::LastVerdictWins), is(Defect::RemovalForgets));
+            let register = SimulatedRegister::new(self.rng.fork(), failing, wins, forgets);
+            self.coordinators.push(SimulatedCoordinator {
                 op,
                 register,
                 machine: None,
@@ -219,20 +225,23 @@ impl World {
                 gives_up: 0,
                 said: None,
             });
-            world.push(begins, Who::Coordinator(round), Happening::Begin);
-            begins += if overlapping { world.rng.u64(0..200) } else { world.rng.u64(200..1_000) };
+            self.push(begins, Who::Coordinator(round), Happening::Begin);
+            begins += if overlapping { self.rng.u64(0..200) } else { self.rng.u64(200..1_000) };
         }
-        for _ in 0..[0, 1, 2, 4][world.rng.usize(0..4)] {
-            let who = world.any();
-            let at = world.rng.u64(0..begins + 400).min(FAULTS_END);
-            let event = match world.rng.u32(0..3) {
+        begins
+    }
+
+    fn push_faults(&mut self, begins: Ms) {
+        for _ in 0..[0, 1, 2, 4][self.rng.usize(0..4)] {
+            let who = self.any();
+            let at = self.rng.u64(0..begins + 400).min(FAULTS_END);
+            let event = match self.rng.u32(0..3) {
                 0 => Happening::Kill,
-                _ => Happening::Stop { for_ms: world.rng.u64(1..1_500) },
+                _ => Happening::Stop { for_ms: self.rng.u64(1..1_500) },
             };
-            world.push(at, who, event);
+            self.push(at, who, event);
         }
-        world.push(FAULTS_END, Who::Coordinator(0), Happening::Heal);
-        world
+        self.push(FAULTS_END, Who::Coordinator(0), Happening::Heal);
     }
 
     fn any(&mut self) -> Who {
@@ -431,7 +440,7 @@ impl World {
             let words = refusal.to_string();
             seen.count(if words.contains("busy") { "busy" } else { "late" }.into());
             let heard = match refusal {
-                Refusal::Late(Verdict::Undo) => Heard::Ended(Outcome::Undone { why: words }),
+                Refusal::Late(Verdict::Undo) => Heard::Ended(RankOutcome::Undone { why: words }),
                 _ => Heard::Refused(words),
             };
             return self.say(rank, round, heard, seen);
@@ -446,7 +455,7 @@ impl World {
         let round = self.ranks[rank].round;
         if !is_able {
             let _ = self.coordinators[round].register.decide(Verdict::Undo);
-            let outcome = Outcome::Failed { why: "no memory".into() };
+            let outcome = RankOutcome::Failed { why: "no memory".into() };
             self.ranks[rank].participant.end(outcome.clone());
             if self.ranks[rank].asked.remove(&round) {
                 self.say(rank, round, Heard::Ended(outcome), seen);
@@ -474,9 +483,9 @@ impl World {
         let (fate, outcome) = match verdict {
             Verdict::Commit => {
                 own.is_asleep = op == GroupOp::Sleep;
-                (Fate::Through, Outcome::Done { report: Value::Null })
+                (Fate::Through, RankOutcome::Done { report: Value::Null })
             }
-            Verdict::Undo => (Fate::Undone, Outcome::Undone { why: "undone".into() }),
+            Verdict::Undo => (Fate::Undone, RankOutcome::Undone { why: "undone".into() }),
         };
         own.fates.insert(round, fate);
         own.participant.end(outcome.clone());

@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use poorwill::decision::Decision;
 use poorwill::ranks::{
-    Group, GroupConfig, GroupSleep, GroupWake, Outcome, Rank, RankServer, RankState, StageError, StagedRank,
+    Group, GroupConfig, GroupSleep, GroupWake, Rank, RankOutcome, RankServer, RankState, StageError,
+    StagedRank,
 };
 use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, Tag, TagState, WakeRequest};
 use poorwill_testkit::child::{self, OwnedChild};
@@ -55,7 +56,7 @@ struct PausingRank {
 struct PausingStaged(Box<dyn StagedRank>, Arc<Pause>);
 
 impl StagedRank for PausingStaged {
-    fn wait(self: Box<Self>) -> Outcome {
+    fn wait(self: Box<Self>) -> RankOutcome {
         let outcome = self.0.wait();
         self.1.reach("ended");
         outcome

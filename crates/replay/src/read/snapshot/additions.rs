@@ -11,8 +11,8 @@ use std::collections::HashMap;
 
 use super::view::View;
 use crate::card::Card;
+use crate::read::fault::{Fault, Location};
 use crate::read::value::Value;
-use crate::read::{Fault, Location};
 use crate::trace;
 
 pub(super) const KEY: &str = "poorwill";
@@ -54,7 +54,7 @@ fn read_phases<'a>(view: &View<'a>, phases: Value) -> Result<Vec<Mark<'a>>, Faul
     for (phase, value) in view.items(phases, Location::Key(KEY))?.enumerate() {
         let place = Location::Phase(phase);
         let [name, time] = view.fields(value, &keys, place)?;
-        let name = view.arena.as_text(name).ok_or_else(|| Fault::new(place, "`name` is no text"))?;
+        let name = view.arena().as_text(name).ok_or_else(|| Fault::new(place, "`name` is no text"))?;
         found.push(Mark { name, time_us: view.unsigned(time, "time_us", place)? });
     }
     Ok(found)

@@ -3,8 +3,8 @@
 //! Promises: an entry of the allocator has what it needs, or is an error.
 
 use super::view::View;
+use crate::read::fault::{Fault, Location};
 use crate::read::value::{Text, Value};
-use crate::read::{Fault, Location};
 
 /// What an entry says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,7 +73,7 @@ impl Entry {
 pub(super) fn read(view: &View<'_>, device: usize, trace: Value) -> Result<Vec<Entry>, Fault> {
     let keys = view.keys(["action", "addr", "size", "stream", "time_us", "frames"]);
     let actions: [(Option<Text>, Action); 9] =
-        Action::ALL.map(|(name, action)| (view.arena.find(name), action));
+        Action::ALL.map(|(name, action)| (view.arena().find(name), action));
     let mut entries = Vec::new();
     for (entry, value) in view.items(trace, Location::Entry { device, entry: 0 })?.enumerate() {
         let place = Location::Entry { device, entry };
@@ -81,7 +81,7 @@ pub(super) fn read(view: &View<'_>, device: usize, trace: Value) -> Result<Vec<E
         let Value::Text(action) = action else { return Err(Fault::new(place, "`action` is no text")) };
         let found = actions.iter().find(|(name, _)| *name == Some(action));
         let action = found.map_or(Action::Other, |(_, action)| *action);
-        let time_us = view.arena.as_unsigned(time).unwrap_or(0);
+        let time_us = view.arena().as_unsigned(time).unwrap_or(0);
         let mut new = Entry { action, address: 0, bytes: 0, stream: view.stream(stream), time_us, frames };
         match action {
             Action::Snapshot | Action::Other => {}

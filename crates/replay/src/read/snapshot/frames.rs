@@ -8,8 +8,8 @@
 use std::collections::HashMap;
 
 use super::view::{Keys, PerSequence, View};
+use crate::read::fault::{Fault, Location};
 use crate::read::value::{Sequence, Value};
-use crate::read::{Fault, Location};
 use crate::trace::{StackNumber, TraceBuilder};
 
 /// How many are kept, the innermost first.
@@ -62,13 +62,13 @@ impl<'a> FrameTexts<'a> {
             view,
             keys: view.keys(["filename", "line", "name"]),
             lines: Vec::new(),
-            line_of: PerSequence::new(view.arena),
+            line_of: PerSequence::new(view.arena()),
             equal: HashMap::new(),
-            list_of: PerSequence::new(view.arena),
+            list_of: PerSequence::new(view.arena()),
             kept: HashMap::new(),
             lists: Vec::new(),
-            text_bytes_left: TEXT_BYTES_MIN + 4 * size_of::<Value>() * view.arena.items_len(),
-            empty_cache: view.arena.find("empty_cache").map(Value::Text),
+            text_bytes_left: TEXT_BYTES_MIN + 4 * size_of::<Value>() * view.arena().items_len(),
+            empty_cache: view.arena().find("empty_cache").map(Value::Text),
         }
     }
 
@@ -177,7 +177,7 @@ impl<'a> FrameTexts<'a> {
 
     fn new_line(&mut self, fields: [Value; 3]) -> LineNumber {
         let [file, line, name] = fields;
-        let arena = self.view.arena;
+        let arena = self.view.arena();
         let text = |value| arena.as_text(value).unwrap_or_default();
         let (path, line) = (text(file), arena.as_unsigned(line).unwrap_or(0));
         let is_python = path.ends_with(".py") || path.starts_with('<') || path.starts_with("fx_graph");

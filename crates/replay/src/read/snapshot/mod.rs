@@ -12,6 +12,7 @@
 mod additions;
 mod events;
 mod frames;
+mod history;
 mod segments;
 mod settings;
 mod view;
@@ -21,10 +22,10 @@ use std::collections::{BTreeMap, HashMap};
 use self::additions::{Additions, Mark};
 use self::events::{Action, Entry};
 use self::frames::{FrameTexts, Stacks};
-use self::segments::{Area, Live};
+use self::history::{Area, History, Live};
 use self::view::View;
+use super::fault::{DUMP, Fault, Location, failed_often, lived_before, why};
 use super::value::{Arena, Value};
-use super::{Fault, Location, why};
 use crate::trace::{Block, Recorded, StackNumber, Trace, TraceBuilder};
 
 /// The key of a block that could not be had; no device has such an address.
@@ -72,15 +73,6 @@ struct Snapshot {
     has_annotations: bool,
 }
 
-/// What a snapshot says of one device.
-#[derive(Default)]
-struct History {
-    entries: Vec<Entry>,
-    /// By address. `None` where the snapshot has no segments at all.
-    areas: Option<Vec<Area>>,
-    live: Vec<Live>,
-}
-
 impl Snapshot {
     fn of(view: &View<'_>, root: Value) -> Result<Self, Fault> {
         let keys = view.keys([
@@ -98,13 +90,13 @@ impl Snapshot {
                 if let [Value::None, Value::None, ..] = found {
                     let [segments, traces, ..] = keys.names;
                     let what = format!("this is no snapshot, it has neither `{segments}` nor `{traces}`");
-                    return Err(Fault::new(Location::Key("segments"), what).with_next(super::DUMP));
+                    return Err(Fault::new(Location::Key("segments"), what).with_next(DUMP));
                 }
                 found
             }
             _ => {
                 let what = "this is no snapshot, but a single value";
-                return Err(Fault::new(Location::Key("segments"), what).with_next(super::DUMP));
+                return Err(Fault::new(Location::Key("segments"), what).with_next(DUMP));
             }
         };
         let mut devices = BTreeMap::<usize, History>::new();
@@ -122,7 +114,7 @@ impl Snapshot {
             }
         }
         let has_annotations = match annotations {
-            Value::List(all) | Value::Tuple(all) => view.arena.items(all).next().is_some(),
+            Value::List(all) | Value::Tuple(all) => view.arena().items(all).next().is_some(),
             _ => false,
         };
         Ok(Self { devices, settings, added, has_annotations })
@@ -191,7 +183,7 @@ impl<'f, 'v> Building<'f, 'v> {
             self.alloc(block.address, block.bytes, block.stream, pool, stack, block.place)?;
         }
         if !earlier.is_empty() {
-            self.builder.note(super::lived_before(earlier.iter().map(|block| block.bytes)));
+            self.builder.note(lived_before(earlier.iter().map(|block| block.bytes)));
         }
         let mapped = areas.as_deref().map(|areas| self.mapped_first(areas, &entries));
         let mapped = match mapped {
@@ -321,11 +313,7 @@ impl<'f, 'v> Building<'f, 'v> {
                     continue;
                 }
                 run = None;
-                let is_asked_for =
-                    matches!(next, Some(Action::SegmentAlloc | Action::SegmentMap | Action::OutOfMemory));
-                let (frames, of_first) = (entries[first].frames, self.place(first));
-                let is_emptied = !is_asked_for || self.frames.empties_cache(frames, of_first)?;
-                if is_emptied && !self.frames.are_own(frames, of_first)? {
+                if self.is_emptied(entries[first].frames, self.place(first), next)? {
                     self.builder.empty_cache();
                     emptied += 1;
                 }
@@ -338,12 +326,8 @@ impl<'f, 'v> Building<'f, 'v> {
             } else if entry.action == Action::OutOfMemory {
                 failures.push((self.builder.len(), entry.bytes));
                 if entry.bytes > 0 {
-                    // It was asked for, and so it is a part of what the load needs.
-                    let stack =
-                        self.frames.stack(entry.frames, &mut self.stacks, &mut self.builder, place)?;
                     let key = REFUSED - u64::try_from(failures.len()).unwrap_or(0);
-                    self.alloc(key, entry.bytes, entry.stream, (0, 0), stack, place)?;
-                    self.builder.free(key).map_err(|error| Fault::new(place, why(&error)))?;
+                    self.ask_in_vain(entry, key, place)?;
                 }
             }
             if let Some(mapped) = &mut mapped {
@@ -355,10 +339,25 @@ impl<'f, 'v> Building<'f, 'v> {
             self.builder.note(format!("{seen}: {emptied}."));
         }
         if failures.len() > 1 {
-            self.builder.note(super::failed_often(failures.len()));
+            self.builder.note(failed_often(failures.len()));
         }
         let mapped_bytes = mapped.map(Mapped::finish).unwrap_or_default();
         Ok(Recorded { settings: String::new(), mapped_bytes, failed: failures.pop() })
+    }
+
+    /// Whether segments that go back, the first with these frames, mean that the cache is emptied.
+    fn is_emptied(&mut self, frames: Value, place: Location, next: Option<Action>) -> Result<bool, Fault> {
+        let is_asked_for =
+            matches!(next, Some(Action::SegmentAlloc | Action::SegmentMap | Action::OutOfMemory));
+        let is_emptied = !is_asked_for || self.frames.empties_cache(frames, place)?;
+        Ok(is_emptied && !self.frames.are_own(frames, place)?)
+    }
+
+    /// It was asked for, and so it is a part of what the load needs.
+    fn ask_in_vain(&mut self, entry: &Entry, key: u64, place: Location) -> Result<(), Fault> {
+        let stack = self.frames.stack(entry.frames, &mut self.stacks, &mut self.builder, place)?;
+        self.alloc(key, entry.bytes, entry.stream, (0, 0), stack, place)?;
+        self.builder.free(key).map_err(|error| Fault::new(place, why(&error)))
     }
 
     /// As many of them at most, and only what has begun by then.

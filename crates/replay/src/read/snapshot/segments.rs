@@ -4,33 +4,18 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::History;
 use super::events::{Action, Entry};
-use super::view::View;
+use super::history::{Area, History, Live};
+use super::view::{Keys, View};
+use crate::read::fault::{Fault, Location};
 use crate::read::value::Value;
-use crate::read::{Fault, Location};
 
-/// Addresses of one pool.
-#[derive(Debug)]
-pub(super) struct Area {
+/// Where blocks lie.
+struct SegmentRange {
     address: u64,
-    pub(super) bytes: u64,
-    pool: (u64, u64),
-    is_expandable: bool,
-    /// The first entry that can be about it.
-    since: usize,
-}
-
-/// A block that lives at the end.
-#[derive(Debug)]
-pub(super) struct Live {
-    pub(super) address: u64,
-    pub(super) bytes: u64,
-    pub(super) stream: u64,
-    pub(super) frames: Value,
-    /// Otherwise its free waits for a stream.
-    pub(super) is_allocated: bool,
-    pub(super) place: Location,
+    bytes: u64,
+    stream: u64,
+    place: Location,
 }
 
 /// Adds the segments to their devices.
@@ -65,29 +50,8 @@ pub(super) fn read(
             is_expandable: is_expandable == Value::Bool(true),
             since: 0,
         });
-        let mut next = address;
-        for block in view.items(blocks, place)? {
-            let [at, size, requested, state, frames] = view.fields(block, &block_keys, place)?;
-            let size = view.unsigned(size, "size", place)?;
-            let at = if at == Value::None { next } else { view.unsigned(at, "address", place)? };
-            let end = at.checked_add(size).filter(|_| at >= address);
-            let end = end.filter(|end| end.checked_sub(address).is_some_and(|len| len <= bytes));
-            next = end.ok_or_else(|| Fault::new(place, format!("its block at {at:#x} is outside of it")))?;
-            let is_allocated = match view.arena.as_text(state) {
-                Some("active_allocated") => true,
-                Some("active_awaiting_free" | "active_pending_free") => false,
-                Some("inactive") => continue,
-                _ => {
-                    return Err(Fault::new(
-                        place,
-                        format!("its block at {at:#x} has no state that is known"),
-                    ));
-                }
-            };
-            let requested = view.arena.as_unsigned(requested).filter(|bytes| *bytes > 0).unwrap_or(size);
-            let stream = view.stream(stream);
-            history.live.push(Live { address: at, bytes: requested, stream, frames, is_allocated, place });
-        }
+        let segment = SegmentRange { address, bytes, stream: view.stream(stream), place };
+        segment.read(view, blocks, &block_keys, &mut history.live)?;
     }
     for history in devices.values_mut() {
         history.areas.iter_mut().for_each(|areas| areas.sort_by_key(|area| area.address));
@@ -98,6 +62,40 @@ pub(super) fn read(
         }
     }
     Ok(())
+}
+
+impl SegmentRange {
+    /// Adds the blocks that live.
+    fn read(
+        &self,
+        view: &View<'_>,
+        blocks: Value,
+        keys: &Keys<5>,
+        live: &mut Vec<Live>,
+    ) -> Result<(), Fault> {
+        let &Self { address, bytes, stream, place } = self;
+        let mut next = address;
+        for block in view.items(blocks, place)? {
+            let [at, size, requested, state, frames] = view.fields(block, keys, place)?;
+            let size = view.unsigned(size, "size", place)?;
+            let at = if at == Value::None { next } else { view.unsigned(at, "address", place)? };
+            let end = at.checked_add(size).filter(|_| at >= address);
+            let end = end.filter(|end| end.checked_sub(address).is_some_and(|len| len <= bytes));
+            next = end.ok_or_else(|| Fault::new(place, format!("its block at {at:#x} is outside of it")))?;
+            let is_allocated = match view.arena().as_text(state) {
+                Some("active_allocated") => true,
+                Some("active_awaiting_free" | "active_pending_free") => false,
+                Some("inactive") => continue,
+                _ => {
+                    let what = format!("its block at {at:#x} has no state that is known");
+                    return Err(Fault::new(place, what));
+                }
+            };
+            let requested = view.arena().as_unsigned(requested).filter(|bytes| *bytes > 0).unwrap_or(size);
+            live.push(Live { address: at, bytes: requested, stream, frames, is_allocated, place });
+        }
+        Ok(())
+    }
 }
 
 /// A pair of numbers; none is the allocator's own.

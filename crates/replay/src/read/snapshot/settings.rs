@@ -1,8 +1,8 @@
 //! Settings of the allocator that was recorded, as `PYTORCH_ALLOC_CONF` has them.
 
 use super::view::View;
+use crate::read::fault::{Fault, Location};
 use crate::read::value::Value;
-use crate::read::{Fault, Location};
 
 const PLACE: Location = Location::Key("allocator_settings");
 /// More is PyTorch's word for no limit.
@@ -22,7 +22,7 @@ pub(super) fn text(view: &View<'_>, settings: Value) -> Result<String, Fault> {
         "roundup_power2_divisions",
     ]);
     let [text, older, split, expandable, collect, roundup] = view.fields(settings, &keys, PLACE)?;
-    let arena = view.arena;
+    let arena = view.arena();
     for text in [text, older].into_iter().filter_map(|text| arena.as_text(text)) {
         if !text.trim().is_empty() {
             return Ok(text.trim().to_owned());
@@ -48,7 +48,9 @@ pub(super) fn text(view: &View<'_>, settings: Value) -> Result<String, Fault> {
 fn roundup_text(view: &View<'_>, roundup: Value) -> Result<Option<String>, Fault> {
     let mut all = Vec::new();
     for (size, divisions) in view.dict(roundup, PLACE)? {
-        let Some(size) = view.arena.as_text(size).and_then(|size| size.parse::<u64>().ok()) else { continue };
+        let Some(size) = view.arena().as_text(size).and_then(|size| size.parse::<u64>().ok()) else {
+            continue;
+        };
         all.push((size, view.unsigned(divisions, "roundup_power2_divisions", PLACE)?));
     }
     let Some((_, first)) = all.first().copied() else { return Ok(None) };

@@ -4,12 +4,12 @@
 
 use std::cell::Cell;
 
+use crate::read::fault::{AGAIN, Fault, Location};
 use crate::read::value::{Arena, Sequence, Text, Value};
-use crate::read::{AGAIN, Fault, Location};
 
 /// A file's values, of which no more can be looked at than it has.
 pub(super) struct View<'a> {
-    pub(super) arena: &'a Arena,
+    arena: &'a Arena,
     left: Cell<usize>,
 }
 
@@ -19,6 +19,10 @@ impl<'a> View<'a> {
 
     pub(super) fn new(arena: &'a Arena) -> Self {
         Self { arena, left: Cell::new(arena.items_len() + Self::SPARE) }
+    }
+
+    pub(super) fn arena(&self) -> &'a Arena {
+        self.arena
     }
 
     pub(super) fn keys<const N: usize>(&self, names: [&'static str; N]) -> Keys<N> {

@@ -1,0 +1,205 @@
+//! `poorwill replay`: what recorded allocations would need.
+
+mod args;
+mod report;
+mod show;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::thread;
+
+use poorwill::ByteSize;
+use poorwill_replay::answer::answer;
+use poorwill_replay::cases::Case;
+use poorwill_replay::page::{self, Claim, PageOptions};
+use poorwill_replay::{Card, ReplayError, Run, Setup, Trace, read, replay};
+
+use self::args::ClaimArg;
+pub(crate) use self::args::ReplayArgs;
+use self::report::{ReplayReport, Replayed};
+use poorwill_local::failure::Failure;
+
+const CARD: ByteSize = ByteSize::gib(80);
+const TAKEN: ByteSize = ByteSize::gib(1);
+/// More than any device has; larger sizes would only be mistakes.
+const CARD_MAX: ByteSize = ByteSize::gib(1 << 20);
+const PICTURE: (u32, u32) = (960, 420);
+
+pub(crate) fn run(args: &ReplayArgs) -> Result<ReplayReport, Failure> {
+    let case = match &args.case {
+        Some(name) => Case::of(name)?,
+        None => None,
+    };
+    let mut traces = Vec::new();
+    for file in &args.files {
+        let bytes = fs::read(file).map_err(|error| Failure::new(format!("{}: {error}", file.display())))?;
+        let path = file.display().to_string();
+        let read = read::read(&path, &bytes).map_err(Failure::from)?;
+        let name = file.file_name().map_or_else(|| path.clone(), |name| name.display().to_string());
+        // Ranks may have files of one name in folders of their own.
+        let is_alone = args.files.iter().filter(|other| other.file_name() == file.file_name()).count() == 1;
+        let shown = if is_alone { &name } else { &path };
+        traces.extend(
+            read.into_iter().map(|trace| Trace { name: trace.name.replacen(&path, shown, 1), ..trace }),
+        );
+    }
+    if let Some(device) = args.device {
+        let devices: BTreeSet<usize> = traces.iter().filter_map(|trace| trace.device).collect();
+        traces.retain(|trace| trace.device == Some(device));
+        if traces.is_empty() {
+            let known: Vec<String> = devices.iter().map(ToString::to_string).collect();
+            let known = if known.is_empty() {
+                "no file says one".to_owned()
+            } else {
+                format!("there is {}", known.join(", "))
+            };
+            return Err(Failure::new(format!("nothing was recorded on device {device}; {known}")));
+        }
+    }
+    let (recorded, known_card, known_setups) = match &case {
+        Some(case) => (std::slice::from_ref(&case.trace), Some(case.card), case.setups),
+        None => (&*traces, None, &Setup::ALL[..]),
+    };
+    if (args.html.is_some() || args.svg.is_some()) && recorded.len() != 1 {
+        let names: Vec<&str> = recorded.iter().map(|trace| &*trace.name).collect();
+        return Err(Failure::new(format!(
+            "a page and a picture show one trace, and there are {}: {}; name one file, and one --device of it",
+            names.len(),
+            names.join(", ")
+        )));
+    }
+    let mut report = ReplayReport { traces: Vec::new(), mismatch: None };
+    for trace in recorded {
+        let card = card(args, trace, known_card)?;
+        let mut notes = Vec::new();
+        let setups = setups(args, trace, known_setups, case.is_some(), &mut notes)?;
+        if args.card.is_none() && known_card.or(trace.card).is_none() {
+            notes.push(format!("the card is assumed to have {CARD}; say --card"));
+        }
+        let runs = runs(trace, &setups, card)?;
+        let mut answer = answer(trace, &runs)?;
+        answer.notes.extend(notes);
+        if let Some(case) = &case {
+            answer.notes.push(format!("the report: {}", case.reported));
+            answer.notes.extend(case.guessed.iter().map(|guess| format!("guessed: {guess}")));
+        }
+        if let Some(path) = &args.html {
+            let claims = args.claim.iter().map(|claim| over(claim, trace)).collect::<Result<_, _>>()?;
+            let options = PageOptions { answer: answer.sentence.clone(), claims };
+            written(path, &page::page(trace, &runs, &options)?)?;
+        }
+        if let Some(path) = &args.svg {
+            written(path, &page::svg(trace, &runs, PICTURE.0, PICTURE.1))?;
+        }
+        if !answer.fits {
+            let others = report.mismatch.take().map(|others| format!("{others}, ")).unwrap_or_default();
+            report.mismatch = Some(format!("{others}{}", trace.name));
+        }
+        report.traces.push(Replayed {
+            name: trace.name.clone(),
+            steps: trace.steps.len(),
+            total_bytes: card.total_bytes,
+            taken_bytes: card.taken_bytes,
+            budget_bytes: card.budget_bytes,
+            usable_bytes: card.usable_bytes(),
+            answer,
+        });
+    }
+    Ok(report)
+}
+
+/// Side by side: Poorwill's own pool takes as long as all others together.
+fn runs(trace: &Trace, setups: &[Setup], card: Card) -> Result<Vec<Run>, Failure> {
+    thread::scope(|scope| {
+        let run = |setup| scope.spawn(move || replay(trace, setup, card));
+        let running: Vec<_> = setups.iter().map(run).collect();
+        let ended = |thread: thread::ScopedJoinHandle<'_, Result<Run, ReplayError>>| match thread.join() {
+            Ok(run) => run.map_err(Failure::from),
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        running.into_iter().map(ended).collect()
+    })
+}
+
+/// Over the whole trace, or from its phase on.
+fn over(claim: &ClaimArg, trace: &Trace) -> Result<Claim, Failure> {
+    let from = match &claim.phase {
+        None => Some(0),
+        Some(name) => trace.phases.iter().find(|phase| phase.name == *name).map(|phase| phase.from),
+    };
+    let from_step = from.ok_or_else(|| {
+        let known: Vec<&str> = trace.phases.iter().map(|phase| &*phase.name).collect();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        let phase = claim.phase.as_deref().unwrap_or_default();
+        Failure::new(format!(
+            "claim `{}`: `{}` has no phase `{phase}`; it has {known}",
+            claim.name, trace.name
+        ))
+    })?;
+    Ok(Claim { name: claim.name.clone(), bytes: claim.bytes.0, from_step, to_step: trace.steps.len() })
+}
+
+/// As asked for, else as recorded.
+fn card(args: &ReplayArgs, trace: &Trace, known: Option<Card>) -> Result<Card, Failure> {
+    let known = known.or(trace.card);
+    let total = args.card.map_or_else(|| known.map_or(CARD.0, |card| card.total_bytes), |size| size.0);
+    // What others had of one card says nothing of another.
+    let known_taken = known.filter(|_| args.card.is_none()).map_or(TAKEN.0, |card| card.taken_bytes);
+    let taken = args.taken.map_or(known_taken, |size| size.0);
+    let budget_bytes = args.budget.map(|size| size.0).or(known.and_then(|card| card.budget_bytes));
+    let card = Card { total_bytes: total, taken_bytes: taken, budget_bytes };
+    if total > CARD_MAX.0 {
+        return Err(Failure::new(format!("no card has {}; {CARD_MAX} are the most", ByteSize(total))));
+    }
+    if budget_bytes == Some(0) {
+        return Err(Failure::new(
+            "a budget of nothing holds nothing; say a --budget, or none for all of the card",
+        ));
+    }
+    if card.usable_bytes() == 0 {
+        let (total, taken) = (ByteSize(total), ByteSize(taken));
+        return Err(Failure::new(format!(
+            "nothing is left: of a card of {total}, others have {taken}; say --taken"
+        )));
+    }
+    Ok(card)
+}
+
+/// As asked for, else what was recorded, and usual ones beside it.
+fn setups(
+    args: &ReplayArgs,
+    trace: &Trace,
+    known: &[&str],
+    is_case: bool,
+    notes: &mut Vec<String>,
+) -> Result<Vec<Setup>, Failure> {
+    if !args.setup.is_empty() {
+        return Ok(args.setup.clone());
+    }
+    let mut setups = Vec::new();
+    if !is_case {
+        let settings = trace.recorded.as_ref().map(|recorded| &*recorded.settings).unwrap_or_default();
+        let (setup, unknown) = Setup::of_pytorch(settings)
+            .map_err(|error| Failure::new(format!("{}: {error}; say another --setup", trace.name)))?;
+        if !unknown.is_empty() {
+            notes.push(format!("settings that were recorded and are not modelled: {}", unknown.join(", ")));
+        }
+        setups.push(setup);
+        // vLLM limits splits while it loads, whatever the settings are.
+        if setup.to_string() == "pytorch:expandable_segments:True" {
+            setups.extend("pytorch:max_split_size_mb:20,expandable_segments:True".parse::<Setup>());
+        }
+    }
+    for text in known {
+        let setup = text.parse::<Setup>().map_err(|error| Failure::new(error.to_string()))?;
+        if !setups.contains(&setup) {
+            setups.push(setup);
+        }
+    }
+    Ok(setups)
+}
+
+fn written(path: &Path, text: &str) -> Result<(), Failure> {
+    fs::write(path, text).map_err(|error| Failure::new(format!("{}: {error}", path.display())))
+}

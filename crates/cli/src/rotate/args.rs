@@ -1,0 +1,157 @@
+//! Arguments of `rotate`.
+
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Subcommand;
+use clap::error::ErrorKind;
+use poorwill_local::arguments::{positive, positive_time};
+
+#[derive(Debug, clap::Args)]
+#[command(arg_required_else_help = true)]
+pub(crate) struct RotateArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<RotateCommand>,
+
+    /// Configuration of the service; --demo needs none, and init and import write it, or else to standard output
+    #[arg(long, value_name = "FILE", global = true)]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Start three mock engines, send them traffic, and serve the status page; needs no GPU
+    #[arg(long)]
+    pub(crate) demo: bool,
+
+    /// How long the demo sends traffic, with a unit, like 60s or 2m
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = positive_time)]
+    duration: Duration,
+
+    /// Old name of --duration
+    #[arg(long, value_name = "TIME", hide = true, value_parser = positive_time,
+        conflicts_with = "duration")]
+    lasts: Option<Duration>,
+
+    /// Keep the engines running when the service ends; the next service finds them
+    #[arg(long)]
+    pub(crate) keep_engines: bool,
+
+    /// Print the result as one JSON object to standard output; the service logs JSON lines to standard error
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+}
+
+impl RotateArgs {
+    /// What is wrong with options that are right one by one.
+    pub(crate) fn mistake(&self) -> Option<(ErrorKind, String)> {
+        let missing = |message: &str| Some((ErrorKind::MissingRequiredArgument, message.to_owned()));
+        let conflict = |message: &str| Some((ErrorKind::ArgumentConflict, message.to_owned()));
+        match (&self.command, self.demo, &self.config) {
+            (Some(_), true, _) => {
+                conflict("--demo starts its own rotation; leave --demo away to control one that runs")
+            }
+            (Some(command), false, None) if !command.writes_config() => {
+                missing("--config FILE is needed: the configuration of the rotation that runs")
+            }
+            (None, true, Some(_)) => conflict("--demo has its own configuration; leave --config away"),
+            (None, false, None) => missing("--config FILE is needed, or --demo"),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn duration(&self) -> Duration {
+        self.lasts.unwrap_or(self.duration)
+    }
+}
+
+/// Commands to a rotation that runs, or about its configuration.
+#[derive(Debug, Subcommand)]
+pub(crate) enum RotateCommand {
+    /// Write a first configuration, from the engines that run and the GPUs; changes no engine
+    ///
+    /// A file that exists is not replaced. API keys in command lines are left out.
+    Init,
+    /// Write the configuration that a llama-swap configuration becomes
+    ///
+    /// What has no counterpart is in comments, and on standard error. A file that exists is not replaced.
+    Import {
+        /// llama-swap's YAML file
+        #[arg(value_name = "YAML")]
+        file: PathBuf,
+    },
+    /// Check a configuration and this machine for it; starts no engine
+    Check,
+    /// Show the state of every model and GPU
+    Status,
+    /// Wake a model
+    Wake {
+        /// Name or alias of the model
+        model: String,
+    },
+    /// Put a model to sleep
+    Sleep {
+        /// Name or alias of the model
+        model: String,
+    },
+    /// Put a model to sleep, and take its engine's processes off their GPUs
+    Hibernate {
+        /// Name or alias of the model
+        model: String,
+    },
+    /// Stop a model's engine, and start it again if it was running
+    Restart {
+        /// Name or alias of the model
+        model: String,
+    },
+    /// Keep a model awake
+    Pin {
+        /// Name or alias of the model
+        model: String,
+        /// Unpin it
+        #[arg(long)]
+        off: bool,
+    },
+    /// Read the configuration again, without dropping a request
+    Reload,
+    /// Choose a profile: its names come before all others in clients' requests
+    Profile {
+        /// Name of the profile
+        #[arg(required_unless_present = "off")]
+        profile: Option<String>,
+        /// Choose none
+        #[arg(long, conflicts_with = "profile")]
+        off: bool,
+    },
+    /// Put every model to sleep, wake it, and compare its answers before and after
+    Validate {
+        /// Number of prompts for each model, before and after
+        #[arg(long, value_name = "N", default_value = "30", value_parser = positive, allow_negative_numbers = true)]
+        requests: NonZeroU32,
+    },
+}
+
+impl RotateCommand {
+    /// Whether `--config` names a file to be written.
+    fn writes_config(&self) -> bool {
+        matches!(self, Self::Init | Self::Import { .. })
+    }
+}
+
+/// Shows `--config` as required: clap requires no option that may also stand before the subcommand.
+pub(crate) fn with_config_usage(rotate: clap::Command) -> clap::Command {
+    if rotate.get_name() != "rotate" {
+        return rotate;
+    }
+    let usage = |command: clap::Command| {
+        let config = match command.get_name() {
+            "init" | "import" => "[--config <FILE>]",
+            _ => "--config <FILE>",
+        };
+        let names = command.get_positionals().filter_map(clap::Arg::get_value_names).flatten();
+        let names: String = names.map(|name| format!(" <{name}>")).collect();
+        let usage = format!("poorwill rotate {} {config} [OPTIONS]{names}", command.get_name());
+        command.override_usage(usage)
+    };
+    rotate.mut_subcommands(usage).override_usage(
+        "poorwill rotate --config <FILE> [OPTIONS] [COMMAND]\n       poorwill rotate --demo [OPTIONS]",
+    )
+}

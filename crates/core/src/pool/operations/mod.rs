@@ -1,0 +1,14 @@
+//! What callers ask for: sleep, wake, allocate, copy, save, prepare.
+
+pub(super) mod access;
+pub(super) mod alloc;
+pub(super) mod backup_view;
+pub(super) mod hold_guard;
+pub(super) mod leaving;
+pub(super) mod prepare;
+pub(super) mod read_backup;
+pub(super) mod save;
+pub(super) mod sleep;
+pub(super) mod spoiled_backups;
+pub(super) mod stage;
+pub(super) mod wake;

@@ -1,0 +1,254 @@
+//! Carrying a sleep out: copy → unmap → *point of no return* → release.
+//!
+//! What has been copied is unmapped while the rest is copied. Until everything is unmapped, every handle is kept, so
+//! that an undo only maps again ([`super::leaving`]). After that point nothing fails: a release that the driver refuses is
+//! deferred, reported and retried. Copies ([`super::save`]) run with no lock held; the tags are locked exclusively
+//! meanwhile.
+
+mod plan;
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use self::plan::SleepPlan;
+use super::leaving::Leaving;
+use super::save::{Saved, Saver};
+use super::stage::ReadyStep;
+use crate::driver::{DriverError, MemoryInfo};
+use crate::pool::means::capture::refused_by_capture;
+use crate::pool::means::host_reclaim::is_lacking;
+use crate::pool::parts::backups::Save;
+use crate::pool::shared::{MemoryGuard, Shared};
+use crate::pool::state::State;
+use crate::pool::tools::deadline::{Deadline, Wait};
+use crate::pool::tools::error::{Awaited, Phase, PoolError, Result};
+use crate::pool::tools::keys::TagKey;
+use crate::pool::tools::mapping::Mapping;
+use crate::pool::tools::report::{Release, SleepPhases, SleepReport, SleepRequest, add};
+use crate::pool::tools::unused_ranges::Unused;
+use crate::tag::{SleepAction, Tag};
+
+const SLEEP: &str = "sleep";
+const DISCARD: &str = "discard";
+
+impl Shared {
+    pub(in crate::pool) fn sleep(
+        &self,
+        request: &SleepRequest,
+        when_ready: ReadyStep<'_>,
+    ) -> Result<SleepReport> {
+        drop(self.open_state()?);
+        self.check_no_capture(SLEEP)?;
+        let unused = Unused::new(&request.unused)?;
+        let deadline = Deadline::begin(self.driver(), request.wait_max);
+        let (visited, exclusive) =
+            self.exclusive(SLEEP, request.tags.as_deref(), |_| true, true, deadline)?;
+        let plan = |state: &State| state.plan_sleep(request.level, &visited, &unused, self.counters());
+        let slept = self.fall_asleep(SLEEP, &plan, deadline, when_ready);
+        drop(exclusive);
+        let undone = |error: &PoolError| {
+            use PoolError::{SleepFailed, Stranded, Undone};
+            matches!(error, SleepFailed { .. } | Stranded { .. } | Undone { .. })
+        };
+        if slept.as_ref().is_err_and(|error| undone(error) && self.may_release_backups(error)) {
+            // A failure here changes nothing: the driver's cache serves the next try.
+            let _ = self.backups().trim();
+        }
+        slept
+    }
+
+    /// What a sleep would back up.
+    pub(in crate::pool) fn plan_preparation(&self, request: &SleepRequest) -> Result<(Vec<Save>, Vec<Tag>)> {
+        let state = self.open_state()?;
+        let visited = state.tags().selected("prepare the sleep of", request.tags.as_deref())?;
+        let unused = Unused::new(&request.unused)?;
+        let plan = state.plan_sleep(request.level, &visited, &unused, self.counters())?;
+        let backed_up = |(tag, action): &(TagKey, _)| (*action == SleepAction::Backup).then_some(*tag);
+        let tags: Vec<TagKey> = plan.tags.iter().filter_map(backed_up).collect();
+        Ok((plan.saves, state.tags().names(&tags)))
+    }
+
+    pub(in crate::pool) fn discard(&self, tags: &[Tag]) -> Result<SleepReport> {
+        drop(self.open_state()?);
+        self.check_no_capture(DISCARD)?;
+        let forever = Deadline::begin(self.driver(), None);
+        let (visited, _exclusive) = self.exclusive(DISCARD, Some(tags), |_| true, true, forever)?;
+        let plan = |state: &State| Ok(state.plan_discard(&visited, self.counters()));
+        self.fall_asleep(DISCARD, &plan, forever, &|| Ok(()))
+    }
+
+    fn fall_asleep(
+        &self,
+        op: &'static str,
+        plan: &dyn Fn(&State) -> Result<SleepPlan>,
+        deadline: Deadline,
+        when_ready: ReadyStep<'_>,
+    ) -> Result<SleepReport> {
+        let started = Instant::now();
+        plan(&*self.open_state()?)?; // Conflicts are found before anything happens.
+        self.check_no_capture(op)?; // Again, after waiting for the tags.
+        let at = |phase| move |source| PoolError::SleepFailed { phase, source };
+        let late = self.wait_for_streams(deadline).map_err(at(Phase::Quiesce))?;
+        if !late.is_empty() {
+            let wait = Wait { deadline, op: &op, needed_bytes: 0 };
+            return Err(self.timed_out(wait, Awaited::Work(late)));
+        }
+        self.quiesce()
+            .map_err(|source| refused_by_capture(op, &source).unwrap_or(at(Phase::Quiesce)(source)))?;
+        let before = self.driver().memory_info().map_err(at(Phase::Measure))?;
+        let plan = {
+            let mut state = self.open_state()?;
+            let plan = plan(&state)?;
+            // The device has these bytes, so nothing is lost if the sleep fails.
+            for (tag, segment, range) in &plan.unused {
+                state.backups_mut().forget_granules(*tag, *segment, *range);
+            }
+            plan
+        };
+        let mut saved = Saved::default();
+        let falling: Vec<TagKey> = plan.tags.iter().map(|(tag, _)| *tag).collect();
+        let saver = Saver { shared: self, saves: &plan.saves, falling: &falling };
+        let mut leaving = Leaving::new(self, &plan.leaving, &falling);
+        let unmapped = match saver.save(&mut leaving, &mut saved) {
+            Ok(()) => leaving.finish(when_ready, &mut saved.phases),
+            Err(error) => Err(leaving.undo(error)),
+        };
+        let (memory, mut mappings) = match unmapped {
+            Ok(unmapped) => unmapped,
+            Err(error) => {
+                self.release_backups(&plan, &error);
+                return Err(error);
+            }
+        };
+        self.lock_state().commit_sleep(&plan);
+        let (released_bytes, refused) = self.release(memory, &mut mappings, &mut saved.phases);
+        let report = self.report(&plan, &saved, before, released_bytes, refused.is_some(), started);
+        match refused {
+            Some(source) => Err(PoolError::Shortfall { report: Box::new(report), source }),
+            None => Ok(report),
+        }
+    }
+
+    /// After a failed sleep: its new backups are useless where backups are not kept. Where host memory is short they
+    /// would stop the next try, too.
+    fn release_backups(&self, plan: &SleepPlan, error: &PoolError) {
+        if !self.may_release_backups(error) {
+            return;
+        }
+        let tags: Vec<TagKey> = plan.tags.iter().map(|(tag, _)| *tag).collect();
+        if self.lose_spoiled(&tags).is_err() {
+            return; // Backups that cannot be compared stay.
+        }
+        let mut state = self.lock_state();
+        for save in &plan.saves {
+            if state.tags().get(save.tag).state().is_held() {
+                state.backups_mut().forget_extent(save.tag, save.location);
+            }
+        }
+    }
+
+    fn may_release_backups(&self, error: &PoolError) -> bool {
+        let starved = matches!(error, PoolError::SleepFailed { source, .. } if is_lacking(source));
+        starved || !self.shape().keep_backups
+    }
+
+    /// Releases the unmapped handles and all spare ones, and hands the lock over between batches.
+    fn release<'a>(
+        &'a self,
+        mut memory: MemoryGuard<'a>,
+        mappings: &mut [Mapping],
+        phases: &mut SleepPhases,
+    ) -> (u64, Option<DriverError>) {
+        let started = Instant::now();
+        let (mut released_bytes, mut refused) = memory.settle();
+        let (spare_bytes, spare) = memory.release_spare(u64::MAX, &[]);
+        released_bytes += spare_bytes;
+        refused = refused.or(spare);
+        let mut done = 0;
+        while done < mappings.len() {
+            let end = self.leaving_batch().end(mappings, done);
+            for mapping in &mut mappings[done..end] {
+                match memory.release(mapping) {
+                    Ok(bytes) => released_bytes += bytes,
+                    Err(error) => refused = refused.or(Some(error)),
+                }
+            }
+            done = end;
+            memory = self.hand_over_memory(memory);
+        }
+        // Addresses that the driver keeps are released the next time.
+        let _ = self.drop_emptied(&memory);
+        add(&mut phases.release_s, started.elapsed());
+        (released_bytes, refused)
+    }
+
+    fn report(
+        &self,
+        plan: &SleepPlan,
+        saved: &Saved,
+        before: MemoryInfo,
+        released_bytes: u64,
+        short: bool,
+        started: Instant,
+    ) -> SleepReport {
+        // After the point of no return a failed query is no reason to fail.
+        let after = self.driver().memory_info().ok();
+        let process = |info: MemoryInfo| info.process;
+        let fell = before
+            .process
+            .zip(after.and_then(process))
+            .map(|(b, a)| b.used_bytes.saturating_sub(a.used_bytes));
+        let confirmed = fell.is_some_and(|fell_bytes| fell_bytes >= released_bytes);
+        let held_bytes = self.counters().held_bytes();
+        let unaccounted_bytes = after.and_then(process).map_or(0, |process| {
+            process.used_bytes.saturating_sub(process.context_bytes).saturating_sub(held_bytes)
+        });
+        let state = self.lock_state();
+        let tags: Vec<TagKey> = plan.tags.iter().map(|(tag, _)| *tag).collect();
+        SleepReport {
+            level: plan.level,
+            tags: state.tags().names(&tags),
+            already_asleep_tags: state.tags().names(&plan.already_asleep),
+            seconds: started.elapsed().as_secs_f64(),
+            planned_release_bytes: plan.release_bytes,
+            released_bytes,
+            release: match (short, confirmed) {
+                (true, _) => Release::Shortfall,
+                (false, true) => Release::Confirmed,
+                (false, false) => Release::Ledger,
+            },
+            copied_bytes: saved.copied_bytes,
+            stored_bytes: saved.stored_bytes,
+            unchanged_bytes: saved.unchanged_bytes,
+            unchecked_bytes: saved.unchecked_bytes,
+            unused_bytes: plan.unused.iter().map(|(_, _, range)| range.bytes).sum(),
+            fast_digests: self.driver().info().fast_digests,
+            discarded_bytes: plan.discarded_bytes,
+            unaccounted_bytes,
+            device_free_before_bytes: before.free_bytes,
+            device_free_after_bytes: after.map(|info| info.free_bytes),
+            phases: saved.phases,
+        }
+    }
+}
+
+impl State {
+    /// The point of no return: from here on the tags sleep.
+    fn commit_sleep(&mut self, plan: &SleepPlan) {
+        for location in &plan.leaving {
+            self.heap_mut().segments_mut().set_absent(*location);
+        }
+        for (tag, action) in &plan.tags {
+            self.tags_mut().get_mut(*tag).fall_asleep(*action);
+            if *action == SleepAction::Drop {
+                self.backups_mut().forget(*tag);
+            }
+        }
+        let falling = plan.tags.iter().map(|(tag, _)| *tag);
+        let visited: BTreeSet<TagKey> = self.tags_of(&plan.leaving).into_iter().chain(falling).collect();
+        for tag in visited {
+            // Nothing is left to unmap: what stays is mapped.
+            let _ = self.tidy(tag);
+        }
+    }
+}

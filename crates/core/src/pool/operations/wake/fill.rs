@@ -1,0 +1,402 @@
+//! Filling what a wake maps: copies of backups, zeros, and the check of the copied bytes.
+//!
+//! A [`Filler`] queues work on another thread than the one that maps. Copies thus run while the next mappings
+//! are mapped, and a slow driver or storage delays no allocation. The copied granules are compared with their
+//! digests: all of them or a sample, and all whose backups are released. Where digests are fast, they are computed while
+//! the rest is copied. What differs then, and all where they are slow, is compared at the end ([`super::verify`]).
+//!
+//! Promise: when [`Filler::finish`] returns, nothing that was queued is in flight; when it succeeds,
+//! everything in the plan has arrived.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::copy_paths::{CopyPath, CopyPaths};
+use super::filling::{Filling, With};
+use super::read_ahead::ReadAhead;
+use super::verify::{Arrival, Verified};
+use super::woken::Woken;
+use crate::backup::BackupBuffer;
+use crate::digest::Digest;
+use crate::driver::{CopyPart, DeviceRange, DriverError, Op, Pending, Scratch};
+use crate::pool::parts::backups::sample::Sample;
+use crate::pool::parts::backups::{Stored, runs};
+use crate::pool::parts::scratch::Loan;
+use crate::pool::shared::Shared;
+use crate::pool::tools::error::{Phase, PoolError, Result};
+use crate::pool::tools::report::{Verify, WakeProgress, WakeRequest, add};
+use crate::tag::Tag;
+
+/// Pause between two polls of copies in flight; short beside the time that a full path takes.
+const CAPACITY_POLL: Duration = Duration::from_micros(100);
+
+/// Digests in flight: each holds page-locked memory for its results.
+const DIGESTS_MAX: usize = 64;
+
+pub(super) struct Filler<'a> {
+    shared: &'a Shared,
+    fillings: &'a [Filling],
+    request: &'a WakeRequest,
+    /// For codes by copy engine.
+    scratch: Option<&'a Loan<'a>>,
+    verify: Verify,
+    /// By tag: which granules are compared, and how many were counted so far. Tags may wake separately, so each has turns
+    /// of its own.
+    samples: BTreeMap<Tag, (Sample, u64)>,
+    /// The first filling that is not queued.
+    next: usize,
+    total_bytes: u64,
+    copied_bytes: u64,
+    read_bytes: u64,
+    zeroed_bytes: u64,
+    started: Option<Instant>,
+    /// Cleared when filling is of no more use.
+    goes_on: Arc<AtomicBool>,
+    queued: Vec<Work<'a>>,
+    /// Of what the ended ones among these have written, the oldest first.
+    digests: VecDeque<Arriving>,
+    paths: CopyPaths,
+    read_ahead: ReadAhead<'a>,
+    /// Copies in flight of what was read, the oldest first: number, and bytes in host memory.
+    fetched: VecDeque<(usize, u64)>,
+    filled_bytes: u64,
+    failed: Option<PoolError>,
+}
+
+struct Work<'a> {
+    phase: Phase,
+    bytes: u64,
+    /// What it copies, and whether that is to be compared.
+    arrivals: Vec<(Arrival<'a>, bool)>,
+    /// `None` once its outcome is known.
+    pending: Option<Pending<Vec<Option<Digest>>>>,
+    /// By arrival, after a success.
+    found: Vec<Option<Digest>>,
+}
+
+/// Digests of what a copy has written, by number among its arrivals.
+struct Arriving {
+    copy: usize,
+    arrivals: Vec<usize>,
+    digests: Pending<Vec<Digest>>,
+}
+
+impl<'a> Filler<'a> {
+    pub(super) fn new(
+        shared: &'a Shared,
+        fillings: &'a [Filling],
+        request: &'a WakeRequest,
+        turns: &BTreeMap<Tag, u64>,
+        scratch: Option<&'a Loan<'a>>,
+    ) -> Self {
+        let granule_bytes = shared.shape().granule_bytes;
+        let stored = |filling: &Filling| match &filling.with {
+            With::Zeros => 0,
+            With::Backup { granules, .. } => granules.iter().flatten().count() as u64,
+        };
+        let stored_granules: u64 = fillings.iter().map(stored).sum();
+        let sample = |(tag, turn): (&Tag, &u64)| {
+            let of_tag = fillings.iter().filter(|filling| filling.tag == *tag);
+            (tag.clone(), (Sample::of(*turn, of_tag.map(stored).sum()), 0))
+        };
+        let zeros = fillings.iter().filter(|filling| matches!(filling.with, With::Zeros));
+        let zeroed_bytes: u64 = zeros.map(|filling| filling.range.bytes).sum();
+        let stored_bytes = stored_granules * granule_bytes;
+        let paths = CopyPaths::new(shared.streams().kernel().is_some(), granule_bytes);
+        Self {
+            shared,
+            fillings,
+            request,
+            scratch,
+            verify: request.verify_on(shared.driver().info()),
+            samples: turns.iter().map(sample).collect(),
+            next: 0,
+            total_bytes: stored_bytes + zeroed_bytes,
+            copied_bytes: 0,
+            read_bytes: 0,
+            zeroed_bytes: 0,
+            started: None,
+            goes_on: Arc::new(AtomicBool::new(true)),
+            queued: Vec::with_capacity(fillings.len()),
+            digests: VecDeque::new(),
+            paths,
+            read_ahead: ReadAhead::new(shared, fillings),
+            fetched: VecDeque::new(),
+            filled_bytes: 0,
+            failed: None,
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.fillings.is_empty()
+    }
+
+    /// Clearing it ends filling.
+    pub(super) fn switch(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.goes_on)
+    }
+
+    /// Queues the fillings of the first `mappings` mappings, which are mapped. Reports failures early, so that no more is
+    /// mapped in vain.
+    pub(super) fn fill_up_to(&mut self, mappings: usize) -> Result<()> {
+        while self.is_of_use()
+            && let Some(filling) = self.fillings.get(self.next).filter(|filling| filling.mapping < mappings)
+        {
+            self.started.get_or_insert_with(Instant::now);
+            let turn = self.next;
+            self.next += 1;
+            self.fill(filling, turn).map_err(|(phase, source)| PoolError::WakeFailed { phase, source })?;
+        }
+        self.failed.take().map_or(Ok(()), Err)
+    }
+
+    fn fill(&mut self, filling: &'a Filling, turn: usize) -> Result<(), (Phase, DriverError)> {
+        let driver = self.shared.driver();
+        let engine_stream = self.shared.streams().copy(turn);
+        let With::Backup { buffer, first, granules, is_last } = &filling.with else {
+            let zeros = driver.zero(engine_stream, filling.range).map_err(|source| (Phase::Zero, source))?;
+            self.zeroed_bytes += filling.range.bytes;
+            let zeros = zeros.then(|zeroed| zeroed.map(|()| Vec::new()));
+            self.queue(Phase::Zero, filling.range.bytes, Vec::new(), zeros);
+            return Ok(());
+        };
+        let stored: Vec<usize> = (0..granules.len()).filter(|granule| granules[*granule].is_some()).collect();
+        let granule_bytes = self.shared.shape().granule_bytes;
+        let part = |run: Range<usize>| {
+            let device = self.shared.shape().granule_range(filling.range.addr, run.start, run.len());
+            CopyPart { device, host_offset: (first + run.start) as u64 * granule_bytes }
+        };
+        let parts: Vec<CopyPart> = runs(&stored).into_iter().map(part).collect();
+        let bytes = stored.len() as u64 * granule_bytes;
+        let fetched = self.fetched(turn).map_err(|source| (Phase::Copy, source))?;
+        let Some(path) = self.path_with_capacity() else { return Ok(()) };
+        let stream = match path {
+            CopyPath::Engine => engine_stream,
+            CopyPath::Kernel => self.shared.streams().kernel().unwrap_or(engine_stream),
+        };
+        let scratch = self.scratch.filter(|_| path == CopyPath::Engine && filling.code_bytes().is_some());
+        let source = fetched.as_ref().unwrap_or(buffer);
+        let copy = match scratch {
+            None => source.load(stream, &parts, None),
+            Some(loan) => self.load_through(loan, turn, source, &parts),
+        };
+        let copy = copy.map_err(|source| (Phase::Copy, source))?;
+        if let Some(fetched) = fetched {
+            self.fetched.push_back((self.queued.len(), fetched.bytes()));
+        }
+        self.paths.queued(driver.now(), self.queued.len(), bytes);
+        self.copied_bytes += bytes;
+        self.read_bytes += buffer.read_bytes(&parts);
+        let mut arrivals = Vec::with_capacity(stored.len());
+        for granule in stored {
+            let Some(Stored { digest: expected, .. }) = granules[granule] else { continue };
+            let offset = (first + granule) as u64 * granule_bytes;
+            let granule = self.shared.shape().granule_range(filling.range.addr, granule, 1);
+            let is_chosen = self.is_chosen(&filling.tag) || *is_last;
+            arrivals.push((Arrival { granule, buffer, offset, expected }, is_chosen));
+        }
+        self.queue(Phase::Copy, bytes, arrivals, copy);
+        Ok(())
+    }
+
+    /// What was read from disk for this filling, if it had to be.
+    fn fetched(&mut self, nth: usize) -> Result<Option<BackupBuffer>, DriverError> {
+        while self.read_ahead.is_full() && self.end_copy_of_fetched() {}
+        while !self.read_ahead.reaches(nth)? {
+            if !self.end_copy_of_fetched() {
+                self.read_ahead.fetch_next_by_force()?;
+            }
+        }
+        self.read_ahead.take(nth)
+    }
+
+    /// Waits for the oldest copy that holds what was read; false where there is none.
+    fn end_copy_of_fetched(&mut self) -> bool {
+        let Some((copy, bytes)) = self.fetched.pop_front() else { return false };
+        self.complete(copy);
+        self.read_ahead.copied(bytes);
+        true
+    }
+
+    /// Decodes on a stream of saves. Kernels there run beside the copies of others.
+    fn load_through(
+        &self,
+        loan: &Loan<'_>,
+        turn: usize,
+        buffer: &BackupBuffer,
+        parts: &[CopyPart],
+    ) -> Result<Pending<Vec<Option<Digest>>>, DriverError> {
+        let streams = self.shared.streams();
+        let stream = streams.save(turn);
+        loan.queue(turn % streams.saves(), stream, |range| {
+            buffer.load(stream, parts, range.map(|range| Scratch { range, copies: stream }))
+        })
+    }
+
+    fn is_of_use(&self) -> bool {
+        self.failed.is_none() && self.goes_on.load(Ordering::Relaxed)
+    }
+
+    fn queue(
+        &mut self,
+        phase: Phase,
+        bytes: u64,
+        arrivals: Vec<(Arrival<'a>, bool)>,
+        pending: Pending<Vec<Option<Digest>>>,
+    ) {
+        self.queued.push(Work { phase, bytes, arrivals, pending: Some(pending), found: Vec::new() });
+    }
+
+    /// `None` when filling is of no more use.
+    fn path_with_capacity(&mut self) -> Option<CopyPath> {
+        while self.is_of_use() {
+            let (queued, mut ended) = (&self.queued, Vec::new());
+            let path = self.paths.with_capacity(self.shared.driver().now(), |copy| {
+                let has_ended = queued[copy].pending.as_ref().and_then(Pending::has_ended);
+                ended.extend(has_ended.filter(|has_ended| *has_ended).map(|_| copy));
+                has_ended
+            });
+            ended.into_iter().for_each(|copy| self.complete(copy));
+            if path.is_some() {
+                return path.filter(|_| self.is_of_use());
+            }
+            thread::sleep(CAPACITY_POLL);
+        }
+        None
+    }
+
+    /// Waits once, and reports progress.
+    fn complete(&mut self, nth: usize) {
+        let Work { phase, bytes, arrivals, pending, found } = &mut self.queued[nth];
+        let Some(pending) = pending.take() else { return };
+        match pending.wait().and_then(|found| as_many_as(arrivals.len(), found)) {
+            Ok(digests) => {
+                *found = digests;
+                self.filled_bytes += *bytes;
+                self.digest(nth);
+            }
+            Err(source) => {
+                let phase = *phase;
+                self.fail(phase, source);
+            }
+        }
+        if self.failed.is_none() {
+            let progress = WakeProgress { filled_bytes: self.filled_bytes, total_bytes: self.total_bytes };
+            self.request.progress.iter().for_each(|on_progress| on_progress.call(progress));
+        }
+    }
+
+    fn fail(&mut self, phase: Phase, source: DriverError) {
+        self.failed.get_or_insert(PoolError::WakeFailed { phase, source });
+    }
+
+    /// Queues digests of what this copy has written, beside the copies in flight.
+    fn digest(&mut self, nth: usize) {
+        let Work { arrivals, found, .. } = &self.queued[nth];
+        let is_due = |nth: &usize| arrivals[*nth].1 && found[*nth].is_none();
+        let due: Vec<usize> = (0..arrivals.len()).filter(is_due).collect();
+        if due.is_empty() || self.failed.is_some() || !self.shared.driver().info().fast_digests {
+            return;
+        }
+        let granules: Vec<DeviceRange> = due.iter().map(|nth| arrivals[*nth].0.granule).collect();
+        let touching = granules.chunk_by(|a, b| a.end() == b.addr);
+        let range =
+            |run: &[DeviceRange]| DeviceRange::new(run[0].addr, run[run.len() - 1].end() - run[0].addr);
+        let ranges: Vec<DeviceRange> = touching.map(range).collect();
+        match self.shared.driver().digest(self.shared.streams().save(nth), &ranges) {
+            Ok(digests) => self.digests.push_back(Arriving { copy: nth, arrivals: due, digests }),
+            Err(source) => self.fail(Phase::Verify, source),
+        }
+        self.await_digests(DIGESTS_MAX);
+    }
+
+    /// Waits for the oldest digests, until `most` are left.
+    fn await_digests(&mut self, most: usize) {
+        while self.digests.len() > most
+            && let Some(Arriving { copy, arrivals, digests }) = self.digests.pop_front()
+        {
+            match digests.wait() {
+                Ok(digests) => {
+                    let found = arrivals.into_iter().zip(digests);
+                    found.for_each(|(nth, digest)| self.queued[copy].found[nth] = Some(digest));
+                }
+                Err(source) => self.fail(Phase::Verify, source),
+            }
+        }
+    }
+
+    /// Whether the next stored granule of the tag is compared.
+    fn is_chosen(&mut self, tag: &Tag) -> bool {
+        let takes = self.samples.get_mut(tag).is_none_or(|(sample, seen)| {
+            *seen += 1;
+            sample.takes(*seen - 1)
+        });
+        takes || self.verify == Verify::All
+    }
+
+    /// Waits for everything. Returns the first failure, `failed` before all others, or the outcome of the check.
+    pub(super) fn finish(mut self, failed: Option<PoolError>, woken: &mut Woken) -> Result<Verified> {
+        (woken.copied_bytes, woken.read_bytes) = (self.copied_bytes, self.read_bytes);
+        woken.disk_read_bytes = self.read_ahead.read_bytes();
+        woken.zeroed_bytes = self.zeroed_bytes;
+        self.failed = failed.or(self.failed);
+        (0..self.queued.len()).for_each(|nth| self.complete(nth));
+        if self.failed.is_none() && self.queued.len() < self.fillings.len() {
+            // The rest does not have the caller's bytes.
+            let reason = format!("only {} of {} chunks were filled", self.queued.len(), self.fillings.len());
+            let source = DriverError::invalid(Op::CopyToDevice, reason);
+            self.failed = Some(PoolError::WakeFailed { phase: Phase::Copy, source });
+        }
+        if let Some(started) = self.started {
+            add(&mut woken.phases.copy_s, started.elapsed());
+        }
+        let started = Instant::now();
+        self.await_digests(0);
+        if let Some(failed) = self.failed {
+            return Err(failed);
+        }
+        let Arrived { equal, chosen, others } = arrived(self.queued);
+        let mut verified = self.shared.verify(&chosen, &others)?;
+        verified.equal_bytes += equal * self.shared.shape().granule_bytes;
+        add(&mut woken.phases.verify_s, started.elapsed());
+        Ok(verified)
+    }
+}
+
+/// What has been copied.
+#[derive(Default)]
+struct Arrived<'a> {
+    /// Granules whose digests the copies have found as expected.
+    equal: u64,
+    /// To compare, and the rest.
+    chosen: Vec<Arrival<'a>>,
+    others: Vec<Arrival<'a>>,
+}
+
+fn arrived(ended: Vec<Work<'_>>) -> Arrived<'_> {
+    let mut all = Arrived::default();
+    for ((arrival, is_chosen), found) in
+        ended.into_iter().flat_map(|work| work.arrivals.into_iter().zip(work.found))
+    {
+        match found {
+            Some(found) if found == arrival.expected => all.equal += 1,
+            // Known to differ, so it is looked at, whatever the sample.
+            Some(_) => all.chosen.push(arrival),
+            None if is_chosen => all.chosen.push(arrival),
+            None => all.others.push(arrival),
+        }
+    }
+    all
+}
+
+fn as_many_as(count: usize, found: Vec<Option<Digest>>) -> Result<Vec<Option<Digest>>, DriverError> {
+    if found.len() == count {
+        return Ok(found);
+    }
+    let reason = format!("{count} granules were loaded, and {} digests came back", found.len());
+    Err(DriverError::invalid(Op::CopyToDevice, reason))
+}

@@ -1,0 +1,60 @@
+//! What a wake writes where: the bytes of a chunk or an extent, and where they come from.
+
+use std::sync::Arc;
+
+use crate::backup::BackupBuffer;
+use crate::driver::DeviceRange;
+use crate::pool::parts::backups::Stored;
+use crate::tag::Tag;
+
+/// The bytes of a chunk, or of an extent or a part of one.
+#[derive(Debug)]
+pub(super) struct Filling {
+    /// Number of the last mapping in the plan that it writes to.
+    pub(super) mapping: usize,
+    pub(super) tag: Tag,
+    pub(super) range: DeviceRange,
+    pub(super) with: With,
+}
+
+#[derive(Debug)]
+pub(super) enum With {
+    Zeros,
+    /// With `is_last` the backup is released after the wake.
+    Backup {
+        buffer: Arc<BackupBuffer>,
+        /// The number that its first granule has in the backup.
+        first: usize,
+        granules: Vec<Option<Stored>>,
+        is_last: bool,
+    },
+}
+
+impl Filling {
+    /// Where the written bytes end.
+    pub(super) fn end(&self, granule_bytes: u64) -> u64 {
+        match &self.with {
+            With::Zeros => self.range.end(),
+            With::Backup { granules, .. } => {
+                let last = granules.iter().rposition(Option::is_some).unwrap_or(0);
+                self.range.addr + (last as u64 + 1) * granule_bytes
+            }
+        }
+    }
+
+    /// Bytes of the whole backup, if it is codes.
+    pub(super) fn code_bytes(&self) -> Option<u64> {
+        let With::Backup { buffer, .. } = &self.with else { return None };
+        Some(buffer.bytes()).filter(|bytes| *bytes < self.range.bytes)
+    }
+
+    pub(super) fn stored(&self, granule_bytes: u64) -> impl Iterator<Item = DeviceRange> {
+        let granules = match &self.with {
+            With::Zeros => &[][..],
+            With::Backup { granules, .. } => granules,
+        };
+        let ranges =
+            (0..).map(move |nth| DeviceRange::new(self.range.addr + nth * granule_bytes, granule_bytes));
+        ranges.zip(granules).filter_map(|(range, stored)| stored.map(|_| range))
+    }
+}

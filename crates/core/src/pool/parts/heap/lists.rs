@@ -1,0 +1,154 @@
+//! Free lists: which free block of a kind serves a request.
+//!
+//! Small blocks are listed per stream and tag ([`super::stream_lists`]), large and unmapped ones per tag, by size.
+
+use std::collections::BTreeSet;
+
+use slotmap::SecondaryMap;
+
+use super::blocks::{Blocks, Kind};
+use super::stream_lists::{StreamList, StreamLists};
+use crate::driver::StreamId;
+use crate::pool::tools::clocks::Clocks;
+use crate::pool::tools::keys::{BlockKey, ListKey, TagKey};
+
+#[derive(Debug, Default)]
+pub(super) struct FreeLists {
+    stream_lists: StreamLists,
+    tags: SecondaryMap<TagKey, TagLists>,
+    unmap_failed: Vec<BlockKey>,
+    /// First addresses of segments that may be wholly unmapped.
+    emptied: Vec<u64>,
+}
+
+/// Free blocks of a tag, smallest first.
+#[derive(Debug, Default)]
+pub(super) struct TagLists {
+    stream_lists: BTreeSet<ListKey>,
+    large: BTreeSet<(u64, BlockKey)>,
+    unmapped: BTreeSet<(u64, BlockKey)>,
+    /// Whether a chunk larger than a granule may lie in several blocks, or in a small one.
+    has_cut_chunks: bool,
+    /// Whether its memory has to stay where it is.
+    is_pinned: bool,
+}
+
+impl TagLists {
+    pub(super) fn stream_lists(&self) -> &BTreeSet<ListKey> {
+        &self.stream_lists
+    }
+
+    pub(super) fn large(&self) -> &BTreeSet<(u64, BlockKey)> {
+        &self.large
+    }
+
+    pub(super) fn unmapped(&self) -> &BTreeSet<(u64, BlockKey)> {
+        &self.unmapped
+    }
+
+    pub(super) fn has_cut_chunks(&self) -> bool {
+        self.has_cut_chunks
+    }
+
+    pub(super) fn is_pinned(&self) -> bool {
+        self.is_pinned
+    }
+}
+
+impl FreeLists {
+    pub(super) fn add_tag(&mut self, tag: TagKey) {
+        self.tags.insert(tag, TagLists::default());
+    }
+
+    /// For a tag without segments. Its stream lists go, too.
+    pub(super) fn forget_tag(&mut self, tag: TagKey, clocks: &mut Clocks) {
+        let stream_lists = self.tags.remove(tag).map(|lists| lists.stream_lists).unwrap_or_default();
+        stream_lists.into_iter().for_each(|list| self.stream_lists.forget(list, clocks));
+    }
+
+    pub(super) fn tag(&self, tag: TagKey) -> &TagLists {
+        &self.tags[tag]
+    }
+
+    pub(super) fn note_cut_chunks(&mut self, tag: TagKey) {
+        self.tags[tag].has_cut_chunks = true;
+    }
+
+    pub(super) fn set_pinned(&mut self, tag: TagKey, is_pinned: bool) {
+        self.tags[tag].is_pinned = is_pinned;
+    }
+
+    pub(super) fn tags(&self) -> impl Iterator<Item = (TagKey, &TagLists)> {
+        self.tags.iter()
+    }
+
+    pub(super) fn list(&self, key: ListKey) -> &StreamList {
+        self.stream_lists.get(key)
+    }
+
+    pub(super) fn stream_lists(&self) -> &StreamLists {
+        &self.stream_lists
+    }
+
+    pub(super) fn stream_lists_mut(&mut self) -> &mut StreamLists {
+        &mut self.stream_lists
+    }
+
+    pub(super) fn add_list(&mut self, tag: TagKey, stream: StreamId, clocks: &mut Clocks) -> Option<ListKey> {
+        let key = self.stream_lists.make(tag, stream, clocks)?;
+        self.tags[tag].stream_lists.insert(key);
+        Some(key)
+    }
+
+    /// See [`StreamLists::forget`].
+    pub(super) fn forget_list(&mut self, key: ListKey, clocks: &mut Clocks) {
+        let tag = self.list(key).tag();
+        self.tags[tag].stream_lists.remove(&key);
+        self.stream_lists.forget(key, clocks);
+    }
+
+    pub(super) fn unmap_failed(&self) -> &[BlockKey] {
+        &self.unmap_failed
+    }
+
+    /// Each once.
+    pub(super) fn take_emptied(&mut self) -> Vec<u64> {
+        let mut emptied = std::mem::take(&mut self.emptied);
+        emptied.sort_unstable();
+        emptied.dedup();
+        emptied
+    }
+
+    pub(super) fn insert(&mut self, blocks: &mut Blocks, key: BlockKey) {
+        let block = blocks[key];
+        let (list, bytes) = (block.list, block.bytes());
+        match blocks.kind(key) {
+            Kind::Small => self.stream_lists.small_mut(list).insert(blocks, key),
+            Kind::Large => drop(self.of_list(list).large.insert((bytes, key))),
+            Kind::Unmapped => {
+                self.of_list(list).unmapped.insert((bytes, key));
+                if block.prev.is_none() && block.next.is_none() {
+                    self.emptied.push(block.addr);
+                }
+            }
+            Kind::UnmapFailed => self.unmap_failed.push(key),
+            Kind::Pinned | Kind::Live | Kind::Waiting | Kind::Vacant => {}
+        }
+    }
+
+    pub(super) fn remove(&mut self, blocks: &mut Blocks, key: BlockKey) {
+        let (list, bytes) = (blocks[key].list, blocks[key].bytes());
+        match blocks.kind(key) {
+            Kind::Small => self.stream_lists.small_mut(list).remove(blocks, key),
+            Kind::Large => drop(self.of_list(list).large.remove(&(bytes, key))),
+            Kind::Unmapped => drop(self.of_list(list).unmapped.remove(&(bytes, key))),
+            Kind::UnmapFailed => self.unmap_failed.retain(|unmap_failed| *unmap_failed != key),
+            Kind::Pinned | Kind::Live | Kind::Waiting | Kind::Vacant => {}
+        }
+    }
+
+    fn of_list(&mut self, list: ListKey) -> &mut TagLists {
+        let tag = self.list(list).tag();
+        &mut self.tags[tag]
+    }
+}

@@ -1,0 +1,346 @@
+//! Placement: which free addresses serve a request, and which memory they lack.
+//!
+//! Of the candidates looked at, the one that needs the least memory mapped is taken; among equals, the one in the
+//! smallest block. New addresses compete, too, and cost the whole block. Blocks of at least a chunk get chunks first
+//! and granules last: their chunks are unmapped whole, and their tails share granules with small blocks. A block that
+//! a sleep discards, or that is freed only as a whole, gets the fewest chunks of exactly its length. A chunk larger
+//! than `chunk_bytes` is used whole or not at all, whatever the tag.
+
+use std::cmp::Reverse;
+
+use super::Heap;
+use super::blocks::{HeapBlock, Kind};
+use crate::driver::DeviceRange;
+use crate::pool::tools::handle::BlockId;
+use crate::pool::tools::keys::{BlockKey, ListKey, SegmentKey, TagKey};
+use crate::pool::tools::mapping::Mapping;
+use crate::pool::tools::units::UNIT_BYTES;
+
+/// Blocks looked at for a request smaller than a chunk.
+const LOOKS: usize = 64;
+
+/// The same for large requests, which cost driver calls anyway.
+const MANY_LOOKS: usize = 512;
+
+#[derive(Debug, Clone, Copy)]
+pub(in crate::pool) struct Candidate {
+    /// The free block at `start`.
+    first: BlockKey,
+    start: u64,
+    /// Memory to be mapped.
+    pub(in crate::pool) absent_bytes: u64,
+    /// A free chunk that the end would cut, by address and size. It has to be unmapped first.
+    cut: Option<(u64, u64)>,
+    block_bytes: u64,
+}
+
+#[derive(Debug)]
+pub(in crate::pool) struct Placement {
+    key: BlockKey,
+    /// The rest of the last granule becomes free once mapped.
+    end: u64,
+    /// The epoch of the free blocks it is made of.
+    freed_epoch: u64,
+    /// To be mapped.
+    pub(in crate::pool) lacking: Vec<Mapping>,
+    /// To be unmapped.
+    pub(in crate::pool) leaving: Vec<Mapping>,
+}
+
+impl Heap {
+    /// A candidate that needs no memory, if one is found fast.
+    pub(in crate::pool) fn ready_candidate(
+        &self,
+        tag: TagKey,
+        list: ListKey,
+        bytes: u64,
+        align: u64,
+    ) -> Option<Candidate> {
+        if self.shape.is_large(bytes) {
+            return self.ready_large_candidate(tag, list, bytes);
+        }
+        if bytes >= self.shape.granule_bytes {
+            return self.tightest_candidate(tag, list, bytes, align);
+        }
+        // Holds the request at any alignment of its start.
+        let wanted = bytes + align.saturating_sub(UNIT_BYTES);
+        let own = self.lists.list(list).small().find(&self.blocks, wanted);
+        let found = own.or_else(|| self.stream_safe_block(tag, list, wanted));
+        found.map(|first| self.ready_at(first, self.blocks[first].addr.next_multiple_of(align)))
+    }
+
+    fn ready_at(&self, first: BlockKey, start: u64) -> Candidate {
+        Candidate { first, start, absent_bytes: 0, cut: None, block_bytes: self.blocks[first].bytes() }
+    }
+
+    /// One of the first large blocks that fit, if it lacks nothing; else what an earlier block of this size has left
+    /// in granules.
+    fn ready_large_candidate(&self, tag: TagKey, list: ListKey, bytes: u64) -> Option<Candidate> {
+        let chunks_bytes = bytes / self.shape.chunk_bytes * self.shape.chunk_bytes;
+        let large = self.lists.tag(tag).large().range((chunks_bytes, BlockKey::FIRST)..).take(LOOKS);
+        let starts = large.flat_map(|(_, key)| {
+            let block = &self.blocks[*key];
+            [(*key, block.end() - chunks_bytes), (*key, block.addr)]
+        });
+        let ready = starts
+            .filter_map(|(key, start)| self.candidate(key, start, bytes, list))
+            .find(|candidate| candidate.absent_bytes == 0);
+        ready.or_else(|| {
+            self.granules_for_large(list, bytes).filter(|candidate| candidate.block_bytes == bytes)
+        })
+    }
+
+    /// A small block of the own list for a large request. Its stream can use it at once, but granules serve small
+    /// requests better.
+    pub(in crate::pool) fn granules_for_large(&self, list: ListKey, bytes: u64) -> Option<Candidate> {
+        let large = self.shape.is_large(bytes);
+        let small = self.lists.list(list).small();
+        let slack = self.shape.granule_bytes - UNIT_BYTES; // Wherever its first whole granule begins.
+        let find = || small.find(&self.blocks, bytes + slack).or_else(|| small.find(&self.blocks, bytes));
+        let found = large.then(find).flatten();
+        found.and_then(|first| {
+            let block = &self.blocks[first];
+            let start = block.addr.next_multiple_of(self.shape.granule_bytes);
+            let start = if start + bytes <= block.end() { start } else { return None };
+            Some(self.ready_at(first, start))
+        })
+    }
+
+    /// A complete small block of another list.
+    fn stream_safe_block(&self, tag: TagKey, list: ListKey, bytes: u64) -> Option<BlockKey> {
+        let others = self.lists.tag(tag).stream_lists().iter().filter(|other| **other != list);
+        others
+            .filter_map(|other| self.lists.list(*other).small().find(&self.blocks, bytes))
+            .find(|key| self.is_complete(&self.blocks[*key]))
+    }
+
+    /// For at least a granule: takes the fewest wholly free granules, by sharing some with live neighbours. Among
+    /// equals the largest block: the next request can share the last granule, and smaller blocks are unmapped whole.
+    fn tightest_candidate(&self, tag: TagKey, list: ListKey, bytes: u64, align: u64) -> Option<Candidate> {
+        let granule = self.shape.granule_bytes;
+        let blocks = self.lists.tag(tag).stream_lists().iter().flat_map(|other| {
+            let blocks = self.lists.list(*other).small().largest_first(&self.blocks, bytes);
+            blocks.take(LOOKS).filter(|key| self.is_usable(&self.blocks[*key], list))
+        });
+        let candidates = blocks.flat_map(|first| {
+            let block = &self.blocks[first];
+            let early = block.addr.next_multiple_of(align);
+            let late = (block.end() - bytes) / align * align;
+            [early, late].map(|start| (first, block, start))
+        });
+        let candidates =
+            candidates.filter(|(_, block, start)| *start >= block.addr && start + bytes <= block.end());
+        let tightest = candidates.min_by_key(|(_, block, start)| {
+            let from = (start / granule * granule).max(block.addr.next_multiple_of(granule));
+            let to = (start + bytes).next_multiple_of(granule).min(block.end() / granule * granule);
+            (to.saturating_sub(from), Reverse(block.bytes()), *start)
+        });
+        tightest.map(|(first, _, start)| self.ready_at(first, start))
+    }
+
+    pub(in crate::pool) fn cheapest_candidate(
+        &self,
+        tag: TagKey,
+        list: ListKey,
+        bytes: u64,
+        align: u64,
+    ) -> Option<Candidate> {
+        let candidates: Box<dyn Iterator<Item = Candidate> + '_> = if self.shape.is_large(bytes) {
+            Box::new(self.candidates_for_large(tag, list, bytes))
+        } else {
+            Box::new(self.candidates_for_small(tag, list, bytes, align))
+        };
+        candidates.min_by_key(|candidate| (candidate.absent_bytes, candidate.block_bytes, candidate.start))
+    }
+
+    fn candidates_for_large(
+        &self,
+        tag: TagKey,
+        list: ListKey,
+        bytes: u64,
+    ) -> impl Iterator<Item = Candidate> {
+        let chunk_bytes = self.shape.chunk_bytes;
+        let lists = self.lists.tag(tag);
+        let large = lists.large().iter().rev().take(MANY_LOOKS).flat_map(move |(block_bytes, key)| {
+            let addr = self.blocks[*key].addr;
+            // At the start, or so that whole chunks end with the block and granules follow.
+            let chunks_bytes = (bytes / chunk_bytes * chunk_bytes).min(*block_bytes);
+            let late = addr + block_bytes - chunks_bytes;
+            [Some(addr), (late > addr).then_some(late)].into_iter().flatten().map(|start| (*key, start))
+        });
+        // Includes the tightest fit, and new addresses.
+        let holding = lists.unmapped().range((bytes, BlockKey::FIRST)..).take(1);
+        let unmapped = lists.unmapped().iter().rev().take(MANY_LOOKS).chain(holding);
+        let unmapped = unmapped.map(|(_, key)| (*key, self.blocks[*key].addr));
+        large.chain(unmapped).filter_map(move |(key, start)| self.candidate(key, start, bytes, list))
+    }
+
+    /// At the start of unmapped blocks, or in the free end of a granule before one.
+    fn candidates_for_small(
+        &self,
+        tag: TagKey,
+        list: ListKey,
+        bytes: u64,
+        align: u64,
+    ) -> impl Iterator<Item = Candidate> {
+        let unmapped = self.lists.tag(tag).unmapped();
+        let holding = unmapped.range((bytes, BlockKey::FIRST)..).take(LOOKS);
+        // With the latter, the unmapped block may be smaller, by less than a granule.
+        let least = bytes.saturating_sub(self.shape.granule_bytes);
+        let smaller = unmapped.range((least, BlockKey::FIRST)..(bytes, BlockKey::FIRST)).take(LOOKS);
+        let starts = holding.chain(smaller).flat_map(move |(_, key)| {
+            let block = &self.blocks[*key];
+            let before = (self.blocks.kind(block.prev) == Kind::Small).then_some(block.prev);
+            let before = before.map(|prev| (prev, self.blocks[prev].addr.next_multiple_of(align)));
+            let before = before.filter(|(_, start)| *start < block.addr);
+            [Some((*key, block.addr)), before].into_iter().flatten()
+        });
+        starts.filter_map(move |(key, start)| self.candidate(key, start, bytes, list))
+    }
+
+    /// `None` unless all of it is free and usable, and no more of a large request than its end would lie in granules.
+    fn candidate(&self, first: BlockKey, start: u64, bytes: u64, list: ListKey) -> Option<Candidate> {
+        let (granule, chunk_bytes) = (self.shape.granule_bytes, self.shape.chunk_bytes);
+        let end = start.checked_add(bytes)?;
+        let (mut absent_bytes, mut cut, mut granule_bytes) = (0, None, 0);
+        for (kind, block) in self.blocks.walk(first) {
+            let (from, to) = (block.addr.max(start), block.end().min(end));
+            match kind {
+                Kind::Unmapped => {
+                    absent_bytes += to.next_multiple_of(granule) - from;
+                    granule_bytes += (to - from) % chunk_bytes;
+                }
+                Kind::Small if self.is_usable(block, list) => granule_bytes += to - from,
+                Kind::Large if self.shape.is_large(bytes) && self.is_usable(block, list) => {
+                    if let Some((at, chunk_bytes)) = self.cut_off(block, from, to)? {
+                        // The chunk is unmapped, and granules take its place.
+                        if !self.is_complete(block) || self.is_pinned(self.tag_of_list(block.list)) {
+                            return None;
+                        }
+                        cut = Some((at, chunk_bytes));
+                        absent_bytes += (to - at).next_multiple_of(granule);
+                        granule_bytes += to - at;
+                    }
+                }
+                _ => return None,
+            }
+            if to == end {
+                if self.shape.is_large(bytes) && granule_bytes > bytes % chunk_bytes {
+                    return None; // Granules in place of chunks would be missed where only granules will do.
+                }
+                let block_bytes = self.blocks[first].bytes();
+                return Some(Candidate { first, start, absent_bytes, cut, block_bytes });
+            }
+        }
+        None
+    }
+
+    /// The chunk of a large block that `to` cuts, by address and size, if any. `None` where no block can lie.
+    fn cut_off(&self, block: &HeapBlock, from: u64, to: u64) -> Option<Option<(u64, u64)>> {
+        if from == block.addr && to == block.end() {
+            return Some(None);
+        }
+        let segment = self.segments.get(self.segments.of_addr(block.addr))?;
+        match (segment.across(from), segment.across(to)) {
+            (Some(_), _) => None,
+            (None, Some((_, chunk))) if chunk.bytes > self.shape.chunk_bytes => None,
+            (None, across) => Some(across.map(|(at, chunk)| (at, chunk.bytes))),
+        }
+    }
+
+    /// Makes a candidate and the rest of its last granule a block in use, without a handle yet. New chunks have at
+    /// most `largest_bytes`.
+    pub(in crate::pool) fn occupy(
+        &mut self,
+        candidate: &Candidate,
+        list: ListKey,
+        bytes: u64,
+        largest_bytes: u64,
+    ) -> Placement {
+        let segment = self.segments.of_addr(candidate.start);
+        let end = candidate.start + bytes;
+        let mut leaving = Vec::new();
+        let mut first = candidate.first;
+        if let Some((cut, cut_bytes)) = candidate.cut {
+            leaving.extend(self.segments.mapping((segment, cut)));
+            let key = self.block_at(first, cut);
+            let unmapped = self.remove_chunks_from(segment, key, cut, cut + cut_bytes);
+            first = self.block_at(unmapped, candidate.start);
+        }
+        let lacking = self.lacking(first, segment, (candidate.start, end), largest_bytes);
+        // Other lists give only complete blocks.
+        let own = self.blocks.walk(first).take_while(|(_, block)| block.addr < end);
+        let own = own.filter(|(kind, block)| {
+            block.list == list && *kind != Kind::Unmapped && !self.is_complete(block)
+        });
+        let freed_epoch = own.map(|(_, block)| block.freed_epoch).max().unwrap_or(0);
+        let reach = lacking.last().map_or(end, |mapping| mapping.range.end().max(end));
+        let key = self.claim(first, candidate.start, reach);
+        let block = &mut self.blocks[key];
+        (block.list, block.freed_epoch, block.slack) = (list, 0, 0);
+        self.blocks.set_kind(key, Kind::Live);
+        Placement { key, end, freed_epoch, lacking, leaving }
+    }
+
+    fn lacking(
+        &self,
+        first: BlockKey,
+        segment: SegmentKey,
+        (start, end): (u64, u64),
+        largest_bytes: u64,
+    ) -> Vec<Mapping> {
+        let mut lacking = Vec::new();
+        for (kind, block) in self.blocks.walk(first).take_while(|(_, block)| block.addr < end) {
+            if kind != Kind::Unmapped {
+                continue;
+            }
+            let (at, to) = (block.addr.max(start), block.end().min(end));
+            let absent = |range: DeviceRange| Mapping::absent(segment, range.addr, range.bytes);
+            let mut range = DeviceRange::new(at, to - at);
+            if largest_bytes > self.shape.chunk_bytes && self.shape.is_large(end - start) {
+                // Separate, as the rest of the last granule serves small blocks.
+                let whole =
+                    DeviceRange::new(at, range.bytes / self.shape.granule_bytes * self.shape.granule_bytes);
+                lacking.extend(self.shape.exact_chunks(whole, largest_bytes).map(absent));
+                range = DeviceRange::new(whole.end(), to - whole.end());
+            }
+            lacking.extend(self.shape.chunks_of(range).map(absent));
+        }
+        lacking
+    }
+
+    /// Makes a candidate that lacks nothing a live block.
+    pub(in crate::pool) fn take(
+        &mut self,
+        candidate: &Candidate,
+        list: ListKey,
+        bytes: u64,
+        requested_bytes: u64,
+    ) -> (BlockId, DeviceRange) {
+        let key = self.claim(candidate.first, candidate.start, candidate.start + bytes);
+        (self.mark_live(key, list, requested_bytes), DeviceRange::new(candidate.start, bytes))
+    }
+
+    /// Makes a mapped placement a live block, and frees the rest of its last granule.
+    pub(in crate::pool) fn finish(
+        &mut self,
+        placement: &Placement,
+        list: ListKey,
+        requested_bytes: u64,
+    ) -> (BlockId, DeviceRange) {
+        self.segments.store(&placement.lacking);
+        if self.blocks[placement.key].end() > placement.end {
+            let rest = self.blocks.split(placement.key, placement.end);
+            self.insert_free(rest, Kind::Small, 0);
+        }
+        let id = self.mark_live(placement.key, list, requested_bytes);
+        let block = &self.blocks[placement.key];
+        (id, DeviceRange::new(block.addr, block.bytes()))
+    }
+
+    /// As [`Heap::release`], for an unmapped placement.
+    pub(in crate::pool) fn abandon(&mut self, placement: &Placement) -> (HeapBlock, BlockKey) {
+        let block = self.blocks[placement.key];
+        (block, self.free_by_chunk(placement.key, placement.freed_epoch))
+    }
+}

@@ -1,0 +1,136 @@
+//! Settings of a pool.
+
+use super::error::{PoolError, Result};
+use super::units::bytes_max;
+use crate::backup::Compress;
+use crate::bytes::ByteSize;
+use crate::driver::DeviceInfo;
+
+/// Settings of a pool. The default suits a whole device.
+///
+/// ```
+/// use poorwill::{Arena, Config, PoolConfig};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let pool = PoolConfig::default().limited_to(32 << 20).caching_at_most(4 << 20);
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?).pooling(pool))?;
+/// assert_eq!(arena.limit_bytes(), 32 << 20);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolConfig {
+    /// Most physical memory, at least one granule. `None`: all of the device.
+    pub limit_bytes: Option<u64>,
+    /// Granules of a chunk, the mapping inside blocks of at least this size. Their ends and smaller blocks
+    /// get single granules.
+    pub chunk_granules: u64,
+    /// Granules of a span, the largest mapping, rounded down to whole chunks; by default 1 GiB for granules
+    /// of 2 MiB.
+    ///
+    /// Mappings cost driver calls at every sleep and wake. Some blocks therefore get the fewest, of exactly
+    /// their length. These are dropped by every sleep
+    /// ([`TagPolicy::is_discardable`](crate::tag::TagPolicy::is_discardable)), [freed
+    /// whole](crate::AllocRequest::freed_whole), or brought back by a wake. A span freed in parts is released
+    /// whole, or at the next sleep. No more than a chunk, or chunks of one granule: no spans.
+    pub span_granules: u64,
+    /// Granules of address space by which the pool grows for smaller blocks.
+    pub segment_granules: u64,
+    /// Cached bytes above which free memory is released in the background. `None`: it stays until needed or
+    /// trimmed. See [`Pool::set_cached_max_bytes`](crate::Pool::set_cached_max_bytes).
+    pub cached_max_bytes: Option<u64>,
+    /// Whether backups stay in host memory after a wake, so that the next sleep copies only changes.
+    /// [`Pool::drop_backups`](crate::Pool::drop_backups) and a lack of host memory drop them.
+    pub keep_backups: bool,
+    /// Whether backups are stored as codes. A pool with a storage of its own ignores it.
+    pub compress: Compress,
+}
+
+impl Default for PoolConfig {
+    fn default() -> Self {
+        Self {
+            limit_bytes: None,
+            chunk_granules: 16,
+            span_granules: 512,
+            segment_granules: 32,
+            cached_max_bytes: None,
+            keep_backups: true,
+            compress: Compress::Auto,
+        }
+    }
+}
+
+impl PoolConfig {
+    /// Sets the limit.
+    #[must_use]
+    pub fn limited_to(mut self, limit_bytes: impl Into<Option<u64>>) -> Self {
+        self.limit_bytes = limit_bytes.into();
+        self
+    }
+
+    /// Sets the chunk size; at least 1.
+    #[must_use]
+    pub fn in_chunks_of(mut self, chunk_granules: u64) -> Self {
+        self.chunk_granules = chunk_granules;
+        self
+    }
+
+    /// Sets the largest span.
+    #[must_use]
+    pub fn in_spans_of(mut self, span_granules: u64) -> Self {
+        self.span_granules = span_granules;
+        self
+    }
+
+    /// Sets the segment size; at least 1.
+    #[must_use]
+    pub fn in_segments_of(mut self, segment_granules: u64) -> Self {
+        self.segment_granules = segment_granules;
+        self
+    }
+
+    /// Sets the cache's limit.
+    #[must_use]
+    pub fn caching_at_most(mut self, cached_max_bytes: impl Into<Option<u64>>) -> Self {
+        self.cached_max_bytes = cached_max_bytes.into();
+        self
+    }
+
+    /// Sets whether backups stay after a wake.
+    #[must_use]
+    pub fn keeping_backups(mut self, keep_backups: bool) -> Self {
+        self.keep_backups = keep_backups;
+        self
+    }
+
+    /// Sets whether backups are stored as codes.
+    #[must_use]
+    pub fn compressing(mut self, compress: Compress) -> Self {
+        self.compress = compress;
+        self
+    }
+
+    pub(super) fn chunks_of_span(&self) -> u64 {
+        let has_chunks = self.chunk_granules > 1;
+        if has_chunks { (self.span_granules / self.chunk_granules).max(1) } else { 1 }
+    }
+
+    pub(in crate::pool) fn check(&self, info: &DeviceInfo) -> Result<()> {
+        let invalid = |reason: String| Err(PoolError::InvalidConfig { reason });
+        if self.chunk_granules == 0 || self.segment_granules == 0 {
+            return invalid("a chunk and a segment have at least one granule".into());
+        }
+        let largest = self.chunk_granules.max(self.span_granules).max(self.segment_granules);
+        let most = bytes_max(info.granule_bytes);
+        if largest.checked_mul(info.granule_bytes).is_none_or(|bytes| bytes > most) {
+            let size = ByteSize(most);
+            return invalid(format!("a chunk, span or segment has at most {size} ({most} bytes)"));
+        }
+        if let Some(limit) = self.limit_bytes.filter(|limit| *limit < info.granule_bytes).map(ByteSize) {
+            let granule = ByteSize(info.granule_bytes);
+            return invalid(format!("a limit of {limit} is below one granule of {granule}; raise it"));
+        }
+        Ok(())
+    }
+}

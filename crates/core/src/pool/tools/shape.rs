@@ -1,0 +1,88 @@
+//! The sizes of a pool, which never change, and how a range is cut into chunks.
+
+use super::config::PoolConfig;
+use crate::driver::{DeviceInfo, DeviceRange};
+
+#[derive(Debug, Clone, Copy)]
+pub(in crate::pool) struct Shape {
+    pub(in crate::pool) granule_bytes: u64,
+    pub(in crate::pool) chunk_bytes: u64,
+    /// The largest chunk; `chunk_bytes` where larger ones are off.
+    pub(in crate::pool) span_bytes: u64,
+    pub(in crate::pool) segment_bytes: u64,
+    pub(in crate::pool) total_bytes: u64,
+    pub(in crate::pool) limit_bytes: Option<u64>,
+    pub(in crate::pool) keep_backups: bool,
+}
+
+impl Shape {
+    pub(in crate::pool) fn new(config: &PoolConfig, info: &DeviceInfo) -> Self {
+        let chunk_bytes = info.granule_bytes * config.chunk_granules;
+        Self {
+            granule_bytes: info.granule_bytes,
+            chunk_bytes,
+            span_bytes: chunk_bytes * config.chunks_of_span(),
+            segment_bytes: info.granule_bytes * config.segment_granules,
+            total_bytes: match info.total_bytes {
+                // Unknown: the device refuses then.
+                0 => config.limit_bytes.unwrap_or(u64::MAX),
+                bytes => bytes,
+            },
+            limit_bytes: config.limit_bytes,
+            keep_backups: config.keep_backups,
+        }
+    }
+
+    pub(in crate::pool) fn limit_bytes(&self) -> u64 {
+        self.limit_bytes.unwrap_or(self.total_bytes)
+    }
+
+    /// Whether a block consists of chunks and granules.
+    pub(in crate::pool) fn is_large(&self, bytes: u64) -> bool {
+        bytes >= self.chunk_bytes && self.chunk_bytes > self.granule_bytes
+    }
+
+    /// The bytes that a block of this size needs in granules.
+    pub(in crate::pool) fn small_demand(&self, bytes: u64) -> u64 {
+        let Self { granule_bytes, chunk_bytes, .. } = *self;
+        if bytes < granule_bytes { bytes } else { (bytes % chunk_bytes).next_multiple_of(granule_bytes) }
+    }
+
+    /// A segment's granules are counted in memory, so their number fits.
+    pub(in crate::pool) fn granules(&self, bytes: u64) -> usize {
+        usize::try_from(bytes / self.granule_bytes).unwrap_or(usize::MAX)
+    }
+
+    pub(in crate::pool) fn granule_range(&self, addr: u64, first: usize, count: usize) -> DeviceRange {
+        DeviceRange::new(addr + first as u64 * self.granule_bytes, count as u64 * self.granule_bytes)
+    }
+
+    /// `range` in chunks as far as they fit, and its rest in granules.
+    pub(in crate::pool) fn chunks_of(&self, range: DeviceRange) -> impl Iterator<Item = DeviceRange> + use<> {
+        let Self { granule_bytes, chunk_bytes, .. } = *self;
+        let chunk_at = move |at: u64| {
+            let is_whole = chunk_bytes <= range.end() - at;
+            DeviceRange::new(at, if is_whole { chunk_bytes } else { granule_bytes })
+        };
+        let first = (range.bytes > 0).then(|| chunk_at(range.addr));
+        std::iter::successors(first, move |chunk| (chunk.end() < range.end()).then(|| chunk_at(chunk.end())))
+    }
+
+    /// `range`, to the end of its last granule, in as few chunks of at most `largest_bytes` as possible.
+    pub(in crate::pool) fn exact_chunks(
+        &self,
+        range: DeviceRange,
+        largest_bytes: u64,
+    ) -> impl Iterator<Item = DeviceRange> + use<> {
+        let most = (largest_bytes / self.granule_bytes).max(1) * self.granule_bytes;
+        let bytes = range.bytes.next_multiple_of(self.granule_bytes);
+        (0..bytes.div_ceil(most)).map(move |nth| {
+            let from = nth * most;
+            DeviceRange::new(range.addr + from, most.min(bytes - from))
+        })
+    }
+
+    pub(in crate::pool) fn largest_chunk(&self, is_discardable: bool, is_freed_whole: bool) -> u64 {
+        if is_discardable || is_freed_whole { self.span_bytes } else { self.chunk_bytes }
+    }
+}

@@ -1,0 +1,230 @@
+//! What the front asks of a service: where requests go, and when they may.
+
+use std::any::Any;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use http::HeaderValue;
+use poorwill_net::tls::ClientTls;
+use tokio_util::sync::CancellationToken;
+
+use crate::requests::Requests;
+use crate::settings::{Card, Front, Parameters};
+
+/// What the front needs from the service.
+pub trait Backend: Send + Sync + 'static {
+    /// Where a request with this name goes. A selector chooses now.
+    fn route(&self, name: &str) -> Option<Route>;
+
+    /// Where a request for the model with this own name goes, whatever the chosen profile says.
+    fn route_of_model(&self, name: &str) -> Option<Route>;
+
+    /// All names, in the order of the configuration.
+    fn listed(&self) -> Vec<Listed>;
+
+    /// Waits until a request may go to its engine. Dropping the future withdraws the request. The priority is that of
+    /// its key.
+    fn admit(
+        &self,
+        model: ModelNumber,
+        priority: i32,
+    ) -> Pin<Box<dyn Future<Output = Result<Admission, Refused>> + Send + '_>>;
+
+    /// Reports an engine that may be gone, since it refused or broke a connection.
+    fn suspect(&self, model: ModelNumber);
+
+    /// Where requests are listed and counted.
+    fn requests(&self) -> Arc<Requests>;
+
+    /// The current limits and keys.
+    fn front(&self) -> Arc<Front>;
+
+    /// Whether this model may be served here, read before a request waits and directly before it goes to its engine.
+    ///
+    /// # Errors
+    /// Why not.
+    fn check(&self, _route: &Route) -> Result<(), NotOwned> {
+        Ok(())
+    }
+
+    /// Waits until this model may not be served here any more for longer than a moment. Dropping it does no harm.
+    fn withdrawn(&self, _route: &Route) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(std::future::pending())
+    }
+
+    /// Whether [`check`](Self::check) may say no.
+    fn may_lose(&self) -> bool {
+        false
+    }
+
+    /// Counts a request that went to its engine after [`check`](Self::check) would have refused it.
+    fn was_late(&self, _route: &Route) {}
+
+    /// Whether requests may have other destinations.
+    fn is_router(&self) -> bool {
+        false
+    }
+
+    /// Another destination of a request that these have not begun to answer.
+    fn elsewhere(&self, _route: &Route, _tried: &[String]) -> Option<Route> {
+        None
+    }
+
+    /// Takes note of a destination that refused this request, or could not be reached for any.
+    fn fails(&self, _route: &Route, _is_unreachable: bool) {}
+
+    /// Waits until a destination has left its fleet.
+    fn gone(&self, _route: &Route) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(std::future::pending())
+    }
+
+    /// For `Authorization` at destinations.
+    fn upstream_key(&self) -> Option<HeaderValue> {
+        None
+    }
+
+    /// For destinations at `https://`. Asked once.
+    fn upstream_tls(&self) -> Option<ClientTls> {
+        None
+    }
+}
+
+/// The number that a service gave a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ModelNumber(pub usize);
+
+/// Where a request goes.
+#[derive(Debug, Clone)]
+pub struct Route {
+    /// The model.
+    pub model: ModelNumber,
+    /// Its name in requests.
+    pub name: String,
+    /// `http://`, host, and port of its engine; of a node, it may be `https://`.
+    pub url: String,
+    /// Its name in the engine, or that of an adapter.
+    pub served_as: String,
+    /// Changes to a JSON body.
+    pub parameters: Arc<Parameters>,
+    /// Counts the request, for the choices of selectors.
+    pub in_flight: Option<Arc<InFlight>>,
+}
+
+/// A name in the list of models.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// The name in requests.
+    pub name: String,
+    /// What it names.
+    pub kind: NameKind,
+    /// Whether requests are admitted at once.
+    pub is_ready: bool,
+    /// The stage of its model; of a selector, that of the model that it would choose.
+    pub stage: &'static str,
+    /// What else is shown.
+    pub card: Card,
+}
+
+/// What a name stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NameKind {
+    /// A model.
+    Model,
+    /// A model by another name.
+    Alias {
+        /// The model.
+        model: String,
+    },
+    /// An adapter.
+    Adapter {
+        /// Its model.
+        model: String,
+    },
+    /// A choice.
+    Selector {
+        /// What it chooses from.
+        targets: Vec<String>,
+    },
+}
+
+/// An admitted request. It counts as running until dropped.
+pub struct Admission {
+    /// Fires when the request has to end because its model leaves.
+    pub aborted: CancellationToken,
+    _guard: Box<dyn Any + Send>,
+}
+
+impl fmt::Debug for Admission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Admission").field("aborted", &self.aborted.is_cancelled()).finish_non_exhaustive()
+    }
+}
+
+impl Admission {
+    /// For a request that counts as running while `guard` lives.
+    #[must_use]
+    pub fn new(aborted: CancellationToken, guard: Box<dyn Any + Send>) -> Self {
+        Self { aborted, _guard: guard }
+    }
+}
+
+/// A request to a model, from the choice of the model until this is dropped.
+#[derive(Debug)]
+pub struct InFlight(Arc<AtomicUsize>);
+
+impl InFlight {
+    /// Counts up until it is dropped.
+    #[must_use]
+    pub fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A refused request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refused {
+    /// The cause.
+    pub refusal: Refusal,
+    /// When to retry, if known.
+    pub retry_after: Option<Duration>,
+}
+
+/// Why a request is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// Too many requests wait.
+    QueueFull,
+    /// It waited for too long.
+    WaitedTooLong,
+    /// The model has failed, and is left alone for a while.
+    Quarantined,
+    /// The model has not enough free memory.
+    NoMemory,
+    /// The service is ending.
+    ShuttingDown,
+}
+
+/// Why a model may not be served here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotOwned {
+    /// The node does not know that it is still a node of its fleet.
+    #[error("this node has no lease of its fleet now")]
+    Lease,
+    /// The controller placed it elsewhere.
+    #[error("it is not placed on this node")]
+    Placement,
+    /// A router knows no node that has it.
+    #[error("no node of the fleet may serve it now")]
+    Nowhere,
+}

@@ -1,0 +1,297 @@
+//! The body of an answer: own bytes, an engine's bytes, or keep-alive comments until the engine's bytes come.
+//!
+//! The client's connection polls it, as fast as the client reads. Dropping it cancels the request to the engine. A
+//! client that reads nothing does not poll it, so the connection holds the token that ends the answer.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use tokio::time::{Instant, Sleep};
+use tokio_util::sync::WaitForCancellationFutureOwned;
+
+use super::account::{Account, End};
+use super::api_error::{ApiError, Dialect};
+use super::connection::Connection;
+use super::stored::IdReader;
+use super::tunnel::Opening;
+use super::usage::UsageReader;
+use crate::backend::{Admission, Backend, Route};
+
+const COMMENT: &[u8] = b": waiting\n\n";
+
+/// The connection has to be broken off.
+#[derive(Debug, thiserror::Error)]
+#[error("the answer broke off")]
+pub(super) struct Broken;
+
+/// Completes after the client has disconnected.
+pub(super) type Gone = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// Resolves to an engine's events, or to a final error event.
+pub(super) type Upcoming = Pin<Box<dyn Future<Output = Result<Forwarded, Ending>> + Send>>;
+
+/// A stream that ended before it began.
+#[derive(Debug)]
+pub(super) struct Ending {
+    pub(super) event: Bytes,
+    pub(super) status: http::StatusCode,
+}
+
+pub(super) struct AnswerBody {
+    flow: Flow,
+    account: Account,
+    connection: Arc<Connection>,
+    gone: Gone,
+}
+
+pub(super) enum Flow {
+    /// Own bytes, until they are sent.
+    Whole(Option<Bytes>),
+    Forwarded(Forwarded),
+    Waiting(Waiting),
+    /// A WebSocket, which leaves HTTP and has no body.
+    Upgraded(Box<Opening>),
+    /// An error event was sent. The answer breaks off after this many flushes of the connection.
+    Breaking {
+        flushes: u64,
+    },
+}
+
+pub(super) struct Forwarded {
+    pub(super) upstream: Incoming,
+    pub(super) aborted: Pin<Box<WaitForCancellationFutureOwned>>,
+    pub(super) admission: Admission,
+    pub(super) backend: Arc<dyn Backend>,
+    pub(super) route: Arc<Route>,
+    /// Of errors.
+    pub(super) dialect: Dialect,
+    /// The end of the stream so far, if an error event can be appended.
+    pub(super) events: Option<Tail>,
+    pub(super) usage: Option<UsageReader>,
+    /// For an answer that the engine stores.
+    pub(super) stored: Option<IdReader>,
+    /// Whether only closing the connection marks the end of the answer.
+    pub(super) is_open: bool,
+}
+
+/// A client that waits for its stream.
+pub(super) struct Waiting {
+    upcoming: Upcoming,
+    every: Duration,
+    next: Pin<Box<Sleep>>,
+}
+
+/// The last bytes of an event stream.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Tail([u8; 4]);
+
+impl Tail {
+    pub(super) fn new() -> Self {
+        Self(*b"\n\n\n\n")
+    }
+
+    fn push(&mut self, data: &[u8]) {
+        let Self(tail) = self;
+        let last = &data[data.len().saturating_sub(tail.len())..];
+        let kept = tail.len() - last.len();
+        tail.copy_within(last.len().., 0);
+        tail[kept..].copy_from_slice(last);
+    }
+
+    fn is_amid_event(self) -> bool {
+        !(self.0.ends_with(b"\n\n") || self.0.ends_with(b"\r\n\r\n") || self.0.ends_with(b"\r\r"))
+    }
+}
+
+impl Waiting {
+    pub(super) fn new(upcoming: Upcoming, every: Duration) -> Self {
+        // The first comment is sent at once.
+        Self { upcoming, every, next: Box::pin(tokio::time::sleep_until(Instant::now())) }
+    }
+}
+
+impl AnswerBody {
+    pub(super) fn new(flow: Flow, account: Account, connection: Arc<Connection>, gone: Gone) -> Self {
+        if let Flow::Forwarded(forwarded) = &flow {
+            connection.ends_with(Some(forwarded.admission.aborted.clone()));
+        }
+        let mut answer = Self { flow, account, connection, gone };
+        if answer.is_end_stream() {
+            // hyper does not poll an empty body.
+            answer.account.end = End::Whole;
+        }
+        answer
+    }
+
+    fn poll_flow(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        loop {
+            match &mut self.flow {
+                Flow::Whole(bytes) => {
+                    let Some(bytes) = bytes.take() else { return Poll::Ready(None) };
+                    if bytes.is_empty() {
+                        return Poll::Ready(None);
+                    }
+                    return Poll::Ready(Some(Ok(Frame::data(bytes))));
+                }
+                Flow::Forwarded(forwarded) => {
+                    let error = match ready!(forwarded.poll(cx)) {
+                        Ok(frame) => return Poll::Ready(frame.map(Ok)),
+                        Err(error) => error,
+                    };
+                    self.account.end = End::Broken;
+                    forwarded.count(&mut self.account);
+                    let Some(tail) = forwarded.events else {
+                        if forwarded.is_open {
+                            self.connection.cut();
+                        }
+                        return Poll::Ready(Some(Err(Broken)));
+                    };
+                    let event = error.event(forwarded.dialect, tail.is_amid_event());
+                    self.flow = Flow::Breaking { flushes: self.connection.flushes() };
+                    return Poll::Ready(Some(Ok(Frame::data(event))));
+                }
+                Flow::Waiting(waiting) => match waiting.upcoming.as_mut().poll(cx) {
+                    Poll::Ready(Ok(forwarded)) => {
+                        self.connection.ends_with(Some(forwarded.admission.aborted.clone()));
+                        self.flow = Flow::Forwarded(forwarded);
+                    }
+                    Poll::Ready(Err(ending)) => {
+                        self.account.status = Some(ending.status);
+                        self.flow = Flow::Whole(Some(ending.event));
+                    }
+                    Poll::Pending => {
+                        ready!(waiting.next.as_mut().poll(cx));
+                        waiting.next.as_mut().reset(Instant::now() + waiting.every);
+                        return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(COMMENT)))));
+                    }
+                },
+                Flow::Upgraded(_) => return Poll::Ready(None),
+                Flow::Breaking { flushes } => {
+                    ready!(self.connection.poll_flushed(cx, *flushes));
+                    return Poll::Ready(Some(Err(Broken)));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for AnswerBody {
+    fn drop(&mut self) {
+        self.connection.ends_with(None);
+        if let Flow::Forwarded(forwarded) = &self.flow {
+            forwarded.count(&mut self.account);
+        }
+        self.connection.slot.answered();
+        if self.account.end == End::Left && self.connection.is_cut() {
+            self.account.end = End::Broken;
+        }
+    }
+}
+
+impl Forwarded {
+    /// Counts the tokens of what has come so far.
+    fn count(&self, account: &mut Account) {
+        account.tokens = self.usage.as_ref().map(UsageReader::tokens).unwrap_or_default();
+    }
+
+    /// `None` after the last frame.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Frame<Bytes>>, ApiError>> {
+        // First, so that an engine that never pauses is ended.
+        if self.admission.aborted.is_cancelled() {
+            return Poll::Ready(Err(ApiError::aborted(&self.route.name)));
+        }
+        match Pin::new(&mut self.upstream).poll_frame(cx) {
+            Poll::Ready(Some(Ok(frame))) => {
+                if let Some(data) = frame.data_ref() {
+                    self.events.iter_mut().for_each(|tail| tail.push(data));
+                    self.usage.iter_mut().for_each(|usage| usage.push(data));
+                    self.stored.iter_mut().for_each(|stored| stored.push(data));
+                }
+                Poll::Ready(Ok(Some(frame)))
+            }
+            Poll::Ready(None) => Poll::Ready(Ok(None)),
+            Poll::Ready(Some(Err(_))) => {
+                self.backend.suspect(self.route.model);
+                Poll::Ready(Err(ApiError::broken(&self.route.name)))
+            }
+            Poll::Pending => {
+                ready!(self.aborted.as_mut().poll(cx));
+                Poll::Ready(Err(ApiError::aborted(&self.route.name)))
+            }
+        }
+    }
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        let Poll::Ready(frame) = self.poll_flow(cx) else {
+            // hyper drops the body after an error, which cancels the request to the engine.
+            ready!(self.gone.as_mut().poll(cx));
+            return Poll::Ready(Some(Err(Broken)));
+        };
+        match &frame {
+            Some(Ok(frame)) => {
+                let len = frame.data_ref().map_or(0, Bytes::len);
+                self.account.sent(len, matches!(self.flow, Flow::Forwarded(_)));
+                if self.is_end_stream() {
+                    self.account.end = End::Whole;
+                }
+            }
+            None if self.account.end == End::Left => self.account.end = End::Whole,
+            None | Some(Err(Broken)) => {}
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.flow {
+            Flow::Whole(bytes) => bytes.as_ref().is_none_or(Bytes::is_empty),
+            Flow::Forwarded(forwarded) => forwarded.upstream.is_end_stream(),
+            Flow::Upgraded(_) => true,
+            Flow::Waiting(_) | Flow::Breaking { .. } => false,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.flow {
+            Flow::Whole(bytes) => SizeHint::with_exact(
+                bytes.as_ref().map_or(0, |bytes| u64::try_from(bytes.len()).unwrap_or_default()),
+            ),
+            Flow::Forwarded(forwarded) => forwarded.upstream.size_hint(),
+            Flow::Waiting(_) | Flow::Upgraded(_) | Flow::Breaking { .. } => SizeHint::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tail_knows_whether_an_event_is_over() {
+        let mut tail = Tail::new();
+        assert!(!tail.is_amid_event());
+        for (data, is_amid) in [
+            ("data: 1", true),
+            ("\n", true),
+            ("\n", false),
+            ("x", true),
+            ("\r\n", true),
+            ("\r\n", false),
+            ("abcde\n\n", false),
+        ] {
+            tail.push(data.as_bytes());
+            assert_eq!(tail.is_amid_event(), is_amid, "{data:?}");
+        }
+    }
+}

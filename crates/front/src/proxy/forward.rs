@@ -1,0 +1,678 @@
+//! The way of a request: body, model, queue, engine, and the head of the answer.
+//!
+//! All of it is one future, which a client's disconnect drops.
+
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::uri::{PathAndQuery, Scheme};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header};
+use http_body_util::{BodyExt, Either, Empty, Limited};
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::upgrade::OnUpgrade;
+use tokio_util::sync::CancellationToken;
+
+use super::account::{Account, End, Permit};
+use super::answer::{AnswerBody, Ending, Flow, Forwarded, Gone, Tail, Upcoming, Waiting};
+use super::api_error::{ApiError, Dialect};
+use super::body::{Bodies, BodyReader};
+use super::connection::Connection;
+use super::direct::{self, Direct, Directed, EngineTarget};
+use super::edit;
+use super::json::{self, RequestFields};
+use super::limits::{Backoff, KeyRequests};
+use super::local::Catalogue;
+use super::multipart;
+use super::origin::{self, Cors};
+use super::request::{self, About, BodyKind};
+use super::span::{Ids, REQUEST_ID, TRACE_PARENT};
+use super::stored::{IdReader, RESPONSES, StoredResponses};
+use super::tunnel::{Opening, Tunnel, TunnelLimits, TunnelPlace};
+use super::usage::UsageReader;
+use super::{Timeouts, websocket};
+use crate::backend::NotOwned;
+use crate::backend::{Admission, Backend, Route};
+use crate::requests::{Progress, Requests};
+use crate::settings::Key;
+use poorwill_net::client::{HttpClient, is_out_of_descriptors, tls_failure};
+
+/// Most bytes of an engine's error answer in an error event.
+const EXCERPT_MAX_BYTES: usize = 64 << 10;
+
+/// Shared by all connections.
+pub(super) struct Proxy {
+    pub(super) backend: Arc<dyn Backend>,
+    pub(super) timeouts: Timeouts,
+    requests: Arc<Requests>,
+    client: HttpClient<Segments>,
+    ids: Ids,
+    active: Arc<AtomicUsize>,
+    key_requests: KeyRequests,
+    backoff: Backoff,
+    bodies: Arc<Bodies>,
+    catalogue: Catalogue,
+    stored: Arc<StoredResponses>,
+}
+
+/// Empty for a WebSocket, which leaves HTTP.
+pub(super) type ClientBody = Either<AnswerBody, Empty<Bytes>>;
+
+#[derive(Debug, thiserror::Error)]
+#[error("the client has gone")]
+pub(super) struct Disconnected;
+
+impl Proxy {
+    pub(super) fn new(backend: Arc<dyn Backend>, timeouts: Timeouts) -> Self {
+        let client =
+            poorwill_net::client::client_with(timeouts.connect, Some(timeouts.idle), backend.upstream_tls());
+        let active = Arc::new(AtomicUsize::new(0));
+        let (ids, bodies, catalogue) = (Ids::default(), Arc::default(), Catalogue::new());
+        let (key_requests, backoff, stored) = (KeyRequests::default(), Backoff::default(), Arc::default());
+        let requests = backend.requests();
+        Self {
+            requests,
+            backend,
+            timeouts,
+            client,
+            ids,
+            active,
+            key_requests,
+            backoff,
+            bodies,
+            catalogue,
+            stored,
+        }
+    }
+
+    pub(super) async fn handle(
+        self: Arc<Self>,
+        connection: Arc<Connection>,
+        place: TunnelPlace,
+        request: Request<Incoming>,
+    ) -> Result<Response<ClientBody>, Disconnected> {
+        connection.slot.begin();
+        let mut account =
+            Account::new(self.ids.request(request.headers()), &request, connection.peer(), &self.requests);
+        let dialect = Dialect::of(request.uri().path());
+        let is_head = request.method() == Method::HEAD;
+        let cors = Cors::new(request.headers(), &self.backend.front());
+        let mut gone: Gone = Box::pin(Arc::clone(&connection).gone());
+        let answered = tokio::select! {
+            biased;
+            // In a box, since hyper has space for this future from the start of a connection on.
+            answered = Box::pin(self.answered(&connection, request, &mut account)) => answered,
+            () = gone.as_mut() => return Err(Disconnected),
+        };
+        let mut response = answered.unwrap_or_else(|error| {
+            let error = error.backing_off(&self.backoff);
+            let mut response = Response::new(Flow::Whole(Some(error.body(dialect))));
+            *response.status_mut() = error.status;
+            error.headers(response.headers_mut());
+            response
+        });
+        cors.add(response.headers_mut());
+        response.headers_mut().insert(REQUEST_ID.clone(), account.id.clone());
+        account.status = Some(response.status());
+        if is_head {
+            // hyper does not poll its body.
+            account.end = End::Whole;
+        }
+        Ok(response.map(|flow| match flow {
+            Flow::Upgraded(opening) => {
+                let idle = self.backend.front().websocket_idle_max;
+                let limits = TunnelLimits { idle, reader: self.timeouts.reader };
+                let tunnel = Tunnel { opening: *opening, account, limits };
+                *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(tunnel);
+                Either::Right(Empty::new())
+            }
+            flow => Either::Left(AnswerBody::new(flow, account, connection, gone)),
+        }))
+    }
+
+    async fn answered(
+        self: &Arc<Self>,
+        connection: &Connection,
+        request: Request<Incoming>,
+        account: &mut Account,
+    ) -> Result<Response<Flow>, ApiError> {
+        let (parts, body) = request.into_parts();
+        // Until the whole body is read.
+        connection.linger(!body.is_end_stream());
+        let front = self.backend.front();
+        let about = request::about(&parts, &front)?;
+        if about != About::Health {
+            origin::check(&parts, &front)?;
+            if let Some(headers) = origin::preflight(&parts, &front) {
+                let mut response = Response::new(Flow::Whole(None));
+                *response.status_mut() = StatusCode::NO_CONTENT;
+                *response.headers_mut() = headers;
+                return Ok(response);
+            }
+        }
+        let key = match about {
+            About::Health => None,
+            _ => request::check_key(&parts.headers, &front.keys)?,
+        };
+        let share = key.and_then(Key::share);
+        account.key = share.map(|share| share.name.clone());
+        account.progress();
+        account.priority = share.map_or(0, |share| share.priority);
+        let is_reading = matches!(parts.method, Method::GET | Method::HEAD);
+        let (path, direct) = match about {
+            About::Engine(path) => (path, None),
+            About::Direct(direct, path) => (path, Some(direct)),
+            _ if !is_reading => return Err(ApiError::no_method("GET, HEAD")),
+            About::Health => return Ok(json_of(Bytes::from_static(b"{\"status\":\"ok\"}"))),
+            About::Models => return Ok(json_of(self.catalogue.all(&*self.backend))),
+            About::Model(name) => {
+                let found = self.catalogue.one(&*self.backend, &name);
+                return found.map(json_of).ok_or_else(|| ApiError::no_model(&name, &self.backend.listed()));
+            }
+        };
+        if direct.is_none() && parts.method != Method::POST {
+            return Err(ApiError::no_method("POST"));
+        }
+        if let Some((share, max)) = share.and_then(|share| Some((share, share.requests_max?))) {
+            account.key_permit = self.key_requests.acquire(&share.name, max);
+            if account.key_permit.is_none() {
+                return Err(ApiError::key_crowded(&share.name, max));
+            }
+        }
+        account.permit = Permit::acquire(&self.active, front.requests_max);
+        if account.permit.is_none() {
+            return Err(ApiError::crowded(front.requests_max));
+        }
+        if let Some(direct) = direct {
+            return self.directed(&direct, path, connection, parts, body, account).await;
+        }
+        let kind = request::body_kind(path.path(), &parts.headers)?;
+        let body = BodyReader::new(body, &front, self.timeouts, &self.bodies).read().await?;
+        connection.linger(false);
+        let (RequestFields { name, is_stream }, span) = match kind {
+            BodyKind::Json => (json::parse(&body).map_err(ApiError::invalid_body)?, None),
+            BodyKind::Form { boundary } => {
+                let form = multipart::parse(&body, &boundary).map_err(ApiError::invalid_body)?;
+                (form.fields, Some(form.model))
+            }
+        };
+        let Some(route) = self.backend.route(&name) else {
+            return Err(ApiError::no_model(&name, &self.backend.listed()));
+        };
+        account.model = Some(route.name.clone());
+        let stored = match path.path() {
+            RESPONSES => self.stored.reader(&body, &route.name, account.key.as_deref())?,
+            _ => None,
+        };
+        let segments = match span {
+            Some(span) => Segments::with(&body, span, route.served_as.clone()),
+            None => Segments::edited(body, &name, &route)?,
+        };
+        let is_old = parts.version < Version::HTTP_11;
+        let dialect = Dialect::of(path.path());
+        let upstream = self.upstream(parts, path, &route, &account.id, segments)?;
+        let progress = account.progress().clone();
+        let job = Job {
+            proxy: Arc::clone(self),
+            route: Arc::new(route),
+            upstream,
+            dialect,
+            priority: account.priority,
+            is_old,
+            progress,
+            makes_tokens: true,
+            stored,
+            socket: None,
+            base: None,
+        };
+        match front.keep_alive.filter(|_| is_stream) {
+            Some(every) => job.with_keep_alive(every).await,
+            None => {
+                let admission = job.admission().await?;
+                job.sent(admission).await
+            }
+        }
+    }
+
+    /// A request that names its model elsewhere than in its body.
+    async fn directed(
+        self: &Arc<Self>,
+        direct: &Direct,
+        path: PathAndQuery,
+        connection: &Connection,
+        mut parts: Parts,
+        body: Incoming,
+        account: &mut Account,
+    ) -> Result<Response<Flow>, ApiError> {
+        let owner = account.key.clone();
+        let directed = direct.resolve(path, &parts, &*self.backend, &self.stored, owner.as_deref())?;
+        let EngineTarget { route, path, base } = match directed {
+            Directed::To(destination) => destination,
+            Directed::Slash(there) => {
+                let mut response = Response::new(Flow::Whole(None));
+                *response.status_mut() = StatusCode::TEMPORARY_REDIRECT;
+                response.headers_mut().insert(header::LOCATION, there);
+                return Ok(response);
+            }
+        };
+        account.model = Some(route.name.clone());
+        let socket = parts.extensions.remove::<OnUpgrade>().filter(|_| direct.is_websocket());
+        let body = BodyReader::new(body, &self.backend.front(), self.timeouts, &self.bodies).read().await?;
+        connection.linger(false);
+        let is_old = parts.version < Version::HTTP_11;
+        let makes_tokens = parts.method == Method::POST && !matches!(direct, Direct::Stored(_));
+        let mut upstream = self.upstream(parts, path, &route, &account.id, Segments::whole(body))?;
+        if socket.is_some() {
+            websocket::switch(upstream.headers_mut());
+        }
+        let (dialect, progress) = (Dialect::OpenAi, account.progress().clone());
+        let (proxy, route) = (Arc::clone(self), Arc::new(route));
+        let (priority, stored) = (account.priority, None);
+        let job = Job {
+            proxy,
+            route,
+            upstream,
+            dialect,
+            priority,
+            is_old,
+            progress,
+            makes_tokens,
+            stored,
+            socket,
+            base,
+        };
+        let admission = job.admission().await?;
+        job.sent(admission).await
+    }
+
+    fn upstream(
+        &self,
+        parts: Parts,
+        path: PathAndQuery,
+        route: &Route,
+        id: &HeaderValue,
+        segments: Segments,
+    ) -> Result<Request<Segments>, ApiError> {
+        let uri = uri_of(route, path)?;
+        let mut headers = parts.headers;
+        request::upstream_headers(&mut headers);
+        headers.insert(REQUEST_ID.clone(), id.clone());
+        self.ids.trace(&mut headers);
+        let mut request = Request::new(segments);
+        *request.method_mut() = parts.method;
+        *request.uri_mut() = uri;
+        *request.headers_mut() = headers;
+        Ok(request)
+    }
+}
+
+impl Proxy {
+    /// The end of a WebSocket's handshake.
+    async fn opened(
+        &self,
+        route: &Route,
+        client: OnUpgrade,
+        engine: Option<OnUpgrade>,
+        admission: Admission,
+        parts: &http::response::Parts,
+    ) -> Result<Response<Flow>, ApiError> {
+        let engine = match engine {
+            Some(engine) => engine.await.ok(),
+            None => None,
+        };
+        let Some(engine) = engine else {
+            self.backend.suspect(route.model);
+            return Err(ApiError::broken(&route.name));
+        };
+        let (backend, model) = (Arc::clone(&self.backend), route.model);
+        let opening = Opening { client, engine, admission, backend, model };
+        let mut response = Response::new(Flow::Upgraded(Box::new(opening)));
+        *response.status_mut() = parts.status;
+        *response.headers_mut() = parts.headers.clone();
+        Ok(response)
+    }
+}
+
+/// A request before its admission.
+struct Job {
+    proxy: Arc<Proxy>,
+    route: Arc<Route>,
+    upstream: Request<Segments>,
+    dialect: Dialect,
+    /// Of its key.
+    priority: i32,
+    /// Whether the client's HTTP version has no chunked encoding.
+    is_old: bool,
+    progress: Progress,
+    /// False for answers that repeat the counts of earlier ones.
+    makes_tokens: bool,
+    stored: Option<IdReader>,
+    /// The client's end of a WebSocket.
+    socket: Option<OnUpgrade>,
+    /// What precedes the engine's paths in the client's.
+    base: Option<String>,
+}
+
+impl Job {
+    /// The future owns its data, so that it can continue in another one.
+    fn admission(&self) -> Pin<Box<dyn Future<Output = Result<Admission, ApiError>> + Send>> {
+        let (backend, route) = (Arc::clone(&self.proxy.backend), Arc::clone(&self.route));
+        let (progress, priority) = (self.progress.clone(), self.priority);
+        Box::pin(async move {
+            backend.check(&route).map_err(|why| ApiError::not_owned(&route.name, why))?;
+            progress.waits();
+            let admitted = tokio::select! {
+                biased;
+                admitted = backend.admit(route.model, priority) => {
+                    admitted.map_err(|refused| ApiError::refused(&route.name, refused))
+                }
+                () = backend.withdrawn(&route) => Err(ApiError::not_owned(&route.name, NotOwned::Placement)),
+            };
+            progress.runs();
+            admitted
+        })
+    }
+
+    /// As [`sent`](Self::sent), with keep-alive comments while the client waits.
+    async fn with_keep_alive(self, every: Duration) -> Result<Response<Flow>, ApiError> {
+        let mut admission = self.admission();
+        if let Ok(admission) = tokio::time::timeout(every, admission.as_mut()).await {
+            return self.sent(admission?).await;
+        }
+        let upcoming: Upcoming = Box::pin(async move {
+            let dialect = self.dialect;
+            let ended = |error: ApiError| Ending { event: error.event(dialect, false), status: error.status };
+            let admission = admission.await.map_err(ended)?;
+            let route = Arc::clone(&self.route);
+            let response = self.sent(admission).await.map_err(ended)?;
+            Self::events_of(response, &route, dialect).await
+        });
+        let mut response = Response::new(Flow::Waiting(Waiting::new(upcoming, every)));
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+        Ok(response)
+    }
+
+    /// The stream to continue with, or the error event if the answer is something else.
+    async fn events_of(
+        response: Response<Flow>,
+        route: &Route,
+        dialect: Dialect,
+    ) -> Result<Forwarded, Ending> {
+        let status = response.status();
+        let Flow::Forwarded(mut forwarded) = response.into_body() else {
+            let error = ApiError::broken(&route.name);
+            return Err(Ending { event: error.event(dialect, false), status: error.status });
+        };
+        if status == StatusCode::OK && forwarded.events.is_some() {
+            forwarded.is_open = false;
+            return Ok(forwarded);
+        }
+        let Forwarded { upstream, admission, .. } = &mut forwarded;
+        let excerpt = tokio::select! {
+            excerpt = Limited::new(upstream, EXCERPT_MAX_BYTES).collect() => excerpt.map(http_body_util::Collected::to_bytes),
+            () = admission.aborted.cancelled() => Ok(Bytes::new()),
+        };
+        let excerpt = excerpt.unwrap_or_default();
+        let said = serde_json::from_slice::<serde_json::Value>(&excerpt).ok();
+        if let Some(said) = said.filter(|said| dialect.is_of(said)) {
+            return Err(Ending { event: dialect.event(said.to_string().as_bytes(), false), status });
+        }
+        let error = ApiError::engine_error(&route.name, status, &String::from_utf8_lossy(&excerpt));
+        Err(Ending { event: error.event(dialect, false), status })
+    }
+
+    /// The head of an answer. The request is gone afterwards.
+    async fn attempt(&mut self, aborted: CancellationToken) -> Result<Response<Incoming>, ApiError> {
+        let (proxy, route) = (Arc::clone(&self.proxy), Arc::clone(&self.route));
+        let mut upstream = std::mem::replace(&mut self.upstream, Request::new(Segments::whole(Bytes::new())));
+        if let Some(parent) = self.progress.calls(&route.url, &route.served_as) {
+            upstream.headers_mut().insert(&TRACE_PARENT, parent);
+        }
+        if let Some(key) = proxy.backend.upstream_key() {
+            upstream.headers_mut().insert(header::AUTHORIZATION, key);
+        }
+        // It may have waited for long.
+        let check = || proxy.backend.check(&route).map_err(|why| ApiError::not_owned(&route.name, why));
+        check()?;
+        if proxy.backend.may_lose() {
+            let (backend, of) = (Arc::clone(&proxy.backend), Arc::clone(&route));
+            // hyper does not ask for an empty body, so for that this look was the last.
+            let was_given = upstream.body().is_end_stream();
+            upstream.body_mut().permit = Some(HandOver { backend, route: of, was_given });
+        }
+        let answered = tokio::select! {
+            biased;
+            () = aborted.cancelled() => return Err(ApiError::aborted(&route.name)),
+            () = proxy.backend.gone(&route) => {
+                proxy.backend.fails(&route, true);
+                return Err(ApiError::unreachable(&route.name));
+            }
+            answered = proxy.client.request(upstream) => answered,
+        };
+        match answered {
+            Ok(response)
+                if !response.status().is_informational()
+                    || self.socket.is_some() && response.status() == StatusCode::SWITCHING_PROTOCOLS =>
+            {
+                Ok(response)
+            }
+            Err(error) if is_out_of_descriptors(&error) => Err(ApiError::no_descriptor(&route.name)),
+            other => {
+                if let Some(reason) = other.as_ref().err().and_then(tls_failure) {
+                    tracing::warn!(model = route.name, url = route.url, %reason, "there is no TLS");
+                }
+                // It was refused in the last moment, if it went out at all.
+                check()?;
+                proxy.backend.suspect(route.model);
+                proxy.backend.fails(&route, true);
+                let is_connect = other.as_ref().is_err_and(hyper_util::client::legacy::Error::is_connect);
+                Err(if is_connect {
+                    ApiError::unreachable(&route.name).not_begun()
+                } else {
+                    ApiError::broken(&route.name)
+                })
+            }
+        }
+    }
+
+    /// Sends the request, and to other destinations while the last one has not begun an answer.
+    async fn sent(mut self, mut admission: Admission) -> Result<Response<Flow>, ApiError> {
+        let chooses_realtime = self.socket.is_some() && websocket::offers_realtime(self.upstream.headers());
+        let backend = Arc::clone(&self.proxy.backend);
+        let mut tried = Vec::new();
+        // Asking twice for text does no harm, and is better than no answer. Of other requests that is not known here.
+        let may_repeat = self.makes_tokens && self.stored.is_none() && self.socket.is_none();
+        let response = loop {
+            // Kept only where there may be other destinations.
+            let again = backend.is_router().then(|| copied(&self.upstream));
+            let answered = self.attempt(admission.aborted.clone()).await;
+            let goes_elsewhere = match &answered {
+                Ok(response) => response.headers().contains_key(&request::NOT_BEGUN),
+                Err(error) => error.is_not_begun() || may_repeat,
+            };
+            let Some(again) = again.filter(|_| goes_elsewhere) else { break answered? };
+            if answered.is_ok() {
+                backend.fails(&self.route, false);
+            }
+            tried.push(self.route.url.clone());
+            let Some(route) = backend.elsewhere(&self.route, &tried) else {
+                break match answered {
+                    Ok(response) if response.status() == StatusCode::MISDIRECTED_REQUEST => {
+                        return Err(ApiError::not_owned(&self.route.name, NotOwned::Nowhere));
+                    }
+                    answered => answered?,
+                };
+            };
+            self.upstream = again;
+            *self.upstream.uri_mut() = uri_at(&route, self.upstream.uri())?;
+            self.route = Arc::new(route);
+            admission = self.admission().await?;
+        };
+        let Self { proxy, route, dialect, is_old, makes_tokens, stored, socket, base, .. } = self;
+        let (mut parts, upstream) = response.into_parts();
+        request::answer_headers(&mut parts.headers);
+        if let Some(base) = base {
+            direct::rebase(&mut parts.headers, &base, &route.url);
+        }
+        if let (Some(client), StatusCode::SWITCHING_PROTOCOLS) = (socket, parts.status) {
+            let engine = parts.extensions.remove::<OnUpgrade>();
+            websocket::switch(&mut parts.headers);
+            if chooses_realtime {
+                websocket::choose_realtime(&mut parts.headers);
+            }
+            return proxy.opened(&route, client, engine, admission, &parts).await;
+        }
+        let is_open = upstream.size_hint().exact().is_none();
+        let usage = UsageReader::of(parts.status, &parts.headers).filter(|_| makes_tokens);
+        let forwarded = Forwarded {
+            upstream,
+            aborted: Box::pin(admission.aborted.clone().cancelled_owned()),
+            admission,
+            backend: Arc::clone(&proxy.backend),
+            route,
+            dialect,
+            events: (is_open && is_events(&parts.headers)).then(Tail::new),
+            is_open: is_open && is_old,
+            stored: stored.filter(|_| usage.is_some()),
+            usage,
+        };
+        let mut response = Response::new(Flow::Forwarded(forwarded));
+        *response.status_mut() = parts.status;
+        *response.headers_mut() = parts.headers;
+        Ok(response)
+    }
+}
+
+fn uri_of(route: &Route, path: PathAndQuery) -> Result<Uri, ApiError> {
+    let (scheme, authority) = match route.url.strip_prefix("https://") {
+        Some(authority) => (Scheme::HTTPS, authority),
+        None => (Scheme::HTTP, route.url.strip_prefix("http://").unwrap_or_default()),
+    };
+    let uri = Uri::builder().scheme(scheme).authority(authority).path_and_query(path).build();
+    uri.map_err(|error| {
+        tracing::error!(model = route.name, %error, "the URL of an engine cannot be used");
+        ApiError::unreachable(&route.name)
+    })
+}
+
+/// The same path at another destination.
+fn uri_at(route: &Route, uri: &Uri) -> Result<Uri, ApiError> {
+    let path = uri.path_and_query().cloned();
+    uri_of(route, path.unwrap_or_else(|| PathAndQuery::from_static("/")))
+}
+
+fn copied(request: &Request<Segments>) -> Request<Segments> {
+    let mut copy = Request::new(request.body().clone());
+    *copy.method_mut() = request.method().clone();
+    *copy.uri_mut() = request.uri().clone();
+    *copy.headers_mut() = request.headers().clone();
+    copy
+}
+
+/// Whether an event can be appended to this answer.
+fn is_events(headers: &HeaderMap) -> bool {
+    let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+    let kind = text(header::CONTENT_TYPE).and_then(|kind| kind.split(';').next()).unwrap_or_default();
+    let is_plain =
+        text(header::CONTENT_ENCODING).is_none_or(|coding| coding.eq_ignore_ascii_case("identity"));
+    kind.trim().eq_ignore_ascii_case("text/event-stream") && is_plain
+}
+
+fn json_of(bytes: Bytes) -> Response<Flow> {
+    let mut response = Response::new(Flow::Whole(Some(bytes)));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// A body in pieces, between which parts of it were replaced.
+#[derive(Debug, Clone)]
+pub(super) struct Segments {
+    segments: Vec<Bytes>,
+    next: usize,
+    permit: Option<HandOver>,
+}
+
+/// Asks for the last time whether an engine may have a request: directly before its first byte is written.
+#[derive(Clone)]
+struct HandOver {
+    backend: Arc<dyn Backend>,
+    route: Arc<Route>,
+    was_given: bool,
+}
+
+impl std::fmt::Debug for HandOver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HandOver").field("route", &self.route).finish_non_exhaustive()
+    }
+}
+
+impl Drop for HandOver {
+    /// The request is on its way now, or never. A process that was stopped in between has let it through.
+    fn drop(&mut self) {
+        if self.was_given && self.backend.check(&self.route).is_err() {
+            self.backend.was_late(&self.route);
+        }
+    }
+}
+
+impl Segments {
+    fn whole(body: Bytes) -> Self {
+        Self::of(vec![body])
+    }
+
+    fn of(segments: Vec<Bytes>) -> Self {
+        Self { segments, next: 0, permit: None }
+    }
+
+    fn edited(body: Bytes, asked: &str, route: &Route) -> Result<Self, ApiError> {
+        // `parse` has found the name before.
+        let segments = edit::edited(body, asked, route);
+        let segments = segments.ok_or_else(|| ApiError::invalid_body(json::BodyError::NoModel))?;
+        Ok(Self::of(segments))
+    }
+
+    fn with(body: &Bytes, span: Range<usize>, text: String) -> Self {
+        Self::of(vec![body.slice(..span.start), text.into(), body.slice(span.end..)])
+    }
+}
+
+impl Body for Segments {
+    type Data = Bytes;
+    type Error = NotOwned;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, NotOwned>>> {
+        // hyper writes nothing of the head before it has asked for a piece of the body.
+        if let Some(permit) = self.permit.as_mut().filter(|permit| !permit.was_given) {
+            if let Err(why) = permit.backend.check(&permit.route) {
+                return Poll::Ready(Some(Err(why)));
+            }
+            permit.was_given = true;
+        }
+        while let Some(segment) = self.segments.get(self.next).cloned() {
+            self.next += 1;
+            if !segment.is_empty() {
+                return Poll::Ready(Some(Ok(Frame::data(segment))));
+            }
+        }
+        Poll::Ready(None)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.segments.iter().skip(self.next).all(Bytes::is_empty)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let left: usize = self.segments.iter().skip(self.next).map(Bytes::len).sum();
+        SizeHint::with_exact(u64::try_from(left).unwrap_or(u64::MAX))
+    }
+}

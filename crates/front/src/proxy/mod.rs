@@ -1,0 +1,190 @@
+//! The clients' listener: a proxy with OpenAI's API, which sends each request to its model's engine.
+//!
+//! The front decides nothing about models: a [`Backend`] routes and admits.
+//!
+//! Promises:
+//!
+//! - Only listed paths below `/v1/` of an engine can be reached, by `POST` with a JSON body, or a form, that names a model.
+//!   Stored responses and WebSockets are found without one. `passthrough` of the configuration opens all other paths.
+//!   Keys, cookies and hop-by-hop headers are not forwarded.
+//! - Without keys, pages of other sites are refused unless their origins are configured. Engines do not decide about it.
+//! - Bodies and answers are forwarded byte for byte, except for the model's name if the engine uses another, and for
+//!   configured parameters. An answer is read no faster than the client reads.
+//! - An incomplete answer cannot be mistaken for a complete one: its connection is broken off, for an event stream
+//!   after an error event.
+//! - An answer ends if its model has to leave, even if its client reads nothing.
+//! - Clients take no more descriptors than `connections_max` allows. Where all are taken, connections without a request
+//!   are closed for new ones. Those of a peer that has more than a sixteenth go first.
+//! - A client that disconnects cancels its request. Closing the sending side counts as disconnecting, as in nginx and
+//!   uvicorn. TCP cannot tell the two apart, and waking a model in vain costs more. An open WebSocket passes the close on.
+//! - Logs and errors contain neither bodies, nor keys, nor addresses of engines.
+
+mod account;
+mod answer;
+mod api_error;
+mod body;
+mod connection;
+mod direct;
+mod edit;
+mod forward;
+mod frames;
+mod json;
+mod limits;
+mod local;
+mod multipart;
+mod origin;
+mod places;
+mod request;
+mod socket;
+mod span;
+mod stored;
+mod tunnel;
+mod usage;
+mod websocket;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use poorwill_net::accept;
+use poorwill_net::tls::ServerTls;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+
+use self::connection::{Connection, Io};
+use self::forward::Proxy;
+use self::places::{Connections, Slot};
+use self::socket::Socket;
+use self::tunnel::TunnelPlace;
+use crate::backend::Backend;
+
+/// A head up to this much over its limit gets an error with a body. Longer ones get only the status.
+const HEAD_SLACK_BYTES: usize = 16 << 10;
+/// For one read from a client. Its buffer stays as long as its connection.
+const READ_MAX_BYTES: usize = 64 << 10;
+
+/// Timeouts for silent clients and engines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timeouts {
+    /// For a request head. Also closes idle connections.
+    pub head: Duration,
+    /// For the rest of a head whose first byte has come.
+    pub head_rest: Duration,
+    /// Between two frames of a body.
+    pub body: Duration,
+    /// A body that takes longer is slow. Half of the places of requests are for those.
+    pub body_slow: Duration,
+    /// For connecting to an engine.
+    pub connect: Duration,
+    /// How long idle connections to engines are kept. vLLM and SGLang close them after 5 seconds, so this is shorter.
+    pub idle: Duration,
+    /// For a client to read the end of an answer that had to end.
+    pub reader: Duration,
+    /// For a client that reads nothing of a complete answer.
+    pub unread: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            head: Duration::from_secs(60),
+            head_rest: Duration::from_secs(10),
+            body: Duration::from_secs(30),
+            body_slow: Duration::from_secs(1),
+            connect: Duration::from_secs(10),
+            idle: Duration::from_secs(3),
+            reader: Duration::from_secs(5),
+            unread: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Serves clients until `shutdown`, then waits for the answers in progress. Dropping the future breaks them off.
+///
+/// # Errors
+/// The listener cannot be used. A failed `accept` is not an error.
+pub async fn serve(
+    listener: TcpListener,
+    backend: Arc<dyn Backend>,
+    shutdown: CancellationToken,
+    timeouts: Timeouts,
+) -> io::Result<()> {
+    let tls = backend.front().tls.clone().map(ServerTls::new).transpose().map_err(io::Error::other)?;
+    let proxy = Arc::new(Proxy::new(backend, timeouts));
+    let until = shutdown.clone();
+    let connections: Arc<Connections> = Arc::default();
+    let fitting = places::connections_that_fit();
+    let connections_max = || proxy.backend.front().connections_max.map_or(fitting, |max| max.min(fitting));
+    tracing::info!(connections_max = connections_max(), "the front listens");
+    let place = |peer: SocketAddr| Arc::clone(&connections).place(peer.ip(), connections_max());
+    accept::accept_with(listener, "front", &shutdown, place, |stream, slot| {
+        serve_connection(stream, tls.clone(), slot, Arc::clone(&proxy), until.clone())
+    })
+    .await
+}
+
+async fn serve_connection(
+    stream: TcpStream,
+    tls: Option<ServerTls>,
+    slot: Slot,
+    proxy: Arc<Proxy>,
+    shutdown: CancellationToken,
+) {
+    let socket = match Socket::new(stream, tls.as_ref()) {
+        Ok(socket) => socket,
+        Err(error) => return tracing::error!(%error, "TLS cannot begin"),
+    };
+    let head_max = usize::try_from(proxy.backend.front().head_max_bytes).unwrap_or(usize::MAX);
+    let head_max = head_max.saturating_add(HEAD_SLACK_BYTES);
+    let connection = Arc::new(Connection::new(socket, slot));
+    let timeouts = proxy.timeouts;
+    let mut head = Vec::new();
+    let has_head = tokio::select! {
+        biased;
+        () = shutdown.cancelled() => !head.is_empty(),
+        has_head = connection.first_head(&mut head, timeouts) => has_head,
+        () = connection.slot.chosen() => false,
+    };
+    if !has_head {
+        return;
+    }
+    let io = TokioIo::new(Io::new(Arc::clone(&connection), head, timeouts));
+    let shared = Arc::clone(&connection);
+    let place = TunnelPlace::default();
+    let tunnel = Arc::clone(&place);
+    let service = service_fn(move |request| {
+        Arc::clone(&proxy).handle(Arc::clone(&shared), Arc::clone(&place), request)
+    });
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(timeouts.head)
+        .max_header_size(head_max)
+        .max_buf_size(head_max.max(READ_MAX_BYTES))
+        // `Connection::gone` decides for each request whether the client has disconnected.
+        .half_close(true);
+    let overdue = async {
+        connection.overdue(timeouts.reader).await;
+        // Before the drop, so that the answer can still log it.
+        connection.cut();
+    };
+    tokio::select! {
+        biased;
+        // The requests have logged their own ends.
+        () = async {
+            let ended = accept::answer(&builder, io, service, &shutdown).await;
+            connection.close(ended.is_ok()).await;
+        } => {}
+        // The drop discards unread bytes, and cancels the request to the engine.
+        () = overdue => {}
+        () = connection.slot.chosen() => {}
+    }
+    let tunnel = tunnel.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(tunnel) = tunnel {
+        tunnel.run().await;
+    }
+}

@@ -1,0 +1,108 @@
+//! Tables of the policy under traffic, in virtual time: `turns` compares rules over ten models, and `hibernation` over
+//! twenty. Both take minutes; docs/benchmarks has them.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "../tests/policy/traffic/compared.rs"]
+mod compared;
+#[path = "../tests/policy/traffic/machine.rs"]
+mod machine;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use poorwill_rotation_policy::Rules;
+
+use compared::{ALONE, MIXED, Outcome, Run, by_cost, by_time, hibernates, outcome, twenty_models};
+
+fn main() -> ExitCode {
+    // Cargo adds `--bench`.
+    let names: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    match names.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["turns"] => table_of_turns(),
+        ["hibernation"] => table_of_hibernation(),
+        [] => println!("name a table: `turns` or `hibernation`"),
+        _ => {
+            eprintln!("there are two tables, one at a time: `turns` and `hibernation`");
+            return ExitCode::from(2);
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// Whether 99 in 100 requests were admitted before their time was over.
+fn keeps_up(of: &Outcome) -> bool {
+    of.refused * 99 <= of.answered
+}
+
+/// The most requests a second with which it keeps up, to one in a hundred.
+fn capacity(needs_gib: [u64; 10], run: Run, change: fn(&mut Rules)) -> f64 {
+    let (mut low, mut high) = (1.0, 64.0);
+    while high > low * 1.01 {
+        let middle = f64::midpoint(low, high);
+        if keeps_up(&outcome(needs_gib, middle, run, change)) { low = middle } else { high = middle }
+    }
+    low
+}
+
+fn table_of_turns() {
+    let run = Run { traces: 20, time: Duration::from_secs(600) };
+    println!("| models | rules | requests/s | tokens/s | in swaps | wait p50 | p99 | longest |");
+    println!("|---|---|---|---|---|---|---|---|");
+    for (name, needs) in [("one fits", ALONE), ("one to four fit", MIXED)] {
+        let keeps_up = [by_time as fn(&mut Rules), by_cost].map(|change| capacity(needs, run, change));
+        let row = |rules: &str, per_second: f64, change: fn(&mut Rules)| {
+            let of = outcome(needs, per_second, run, change);
+            let seconds = |time: Duration| time.as_secs_f64();
+            println!(
+                "| {name} | {rules} | {per_second:.2} | {:.0} | {:.3} | {:.1} | {:.1} | {:.1} |",
+                seconds(of.served) * 100.0 / (20.0 * seconds(run.time)),
+                of.in_swaps,
+                seconds(of.wait(50)),
+                seconds(of.wait(99)),
+                seconds(of.wait(100))
+            );
+        };
+        row("by time", keeps_up[0], by_time);
+        row("by cost", keeps_up[0], by_cost);
+        row("by cost", keeps_up[1], by_cost);
+        row("by time", keeps_up[1], by_time);
+    }
+}
+
+fn hibernates_after(rules: &mut Rules) {
+    (rules.can_hibernate, rules.hibernate_after) = (true, Some(Duration::from_secs(60)));
+}
+
+fn hibernates_at_once(rules: &mut Rules) {
+    (rules.can_hibernate, rules.hibernate_after) = (true, Some(Duration::ZERO));
+}
+
+fn table_of_hibernation() {
+    println!(
+        "| need of each | rules | awake at most | swaps | moving | answered | wait p50 | p99 | longest |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|");
+    for need_gib in [15, 20, 28, 33, 40, 45, 60, 68, 115] {
+        for (name, change) in [
+            ("asleep", (|_| {}) as fn(&mut Rules)),
+            ("hibernate where memory is short", hibernates),
+            ("hibernate after 1 min", hibernates_after),
+            ("hibernate at once", hibernates_at_once),
+        ] {
+            let traffic = twenty_models(need_gib, Duration::from_secs(3600), change);
+            let waits = traffic.waits();
+            let seconds = |share: usize| waits[(waits.len() - 1) * share / 100].as_secs_f64();
+            println!(
+                "| {need_gib} GiB | {name} | {} | {} | {:.3} | {} | {:.2} s | {:.2} s | {:.2} s |",
+                traffic.most_awake,
+                traffic.swaps,
+                traffic.swapping.as_secs_f64() / 3600.0,
+                traffic.answered,
+                seconds(50),
+                seconds(99),
+                seconds(100)
+            );
+        }
+    }
+}

@@ -1,0 +1,442 @@
+//! Which models are awake, as a state machine without effects.
+//!
+//! [`Policy::step`] takes what happened and when, and returns what to do. It has no clock, socket or thread, so tests
+//! can run thousands of schedules in a second, with every fault of an engine.
+//!
+//! A model comes and goes in steps. Each has a timeout and a defined failure:
+//!
+//! ```text
+//! asleep ─▶ memory? ─▶ wake ─▶ confirm ─▶ canary ─▶ ready ─▶ drain ─▶ measure ─▶ sleep ─▶ released? ─▶ asleep
+//!   cold ─▶ memory? ─▶ start ────┘                                  on failure, if possible: stop ─▶ cold
+//! asleep ─▶ measure ─▶ hibernate ─▶ released? ─▶ hibernating ─▶ memory? ─▶ resume ─▶ memory? ─▶ wake
+//! ```
+//!
+//! Promises:
+//!
+//! - A request is admitted only if the model's canary was right since its last wake or start.
+//! - Every request is admitted, refused, or reported as left by its sender. It waits at most `wait_max`, whatever
+//!   engines do, if `step` is called at [`Policy::wakeup`].
+//! - On each GPU one model at a time changes its memory. A model wakes or starts only after its known need was measured
+//!   free.
+//! - An engine that fails while it wakes or starts is restarted once. If it fails again, or cannot be restarted, it is
+//!   quarantined, longer each time. An engine whose memory is not released is stopped.
+//! - The model with the oldest waiting request comes next on its GPUs. A point of priority counts like a second of
+//!   waiting, so a lower priority never waits for good.
+//! - Awake models with requests stay for at most `turn_max` while others wait, so that ABCABC becomes AABBCC. A turn
+//!   admits what waits, up to `running_max`. Such a request waits at most for a turn of each other model, with its last
+//!   requests and its swap.
+//! - A turn ends earlier when more requests wait for others than the model has itself. But it lasts for `turn_per_swap`
+//!   times what its swap takes.
+//! - An idle model leaves at once, or after `grace` if its pauses are usually shorter.
+//! - Where several could leave, an idle model does before a busy one, and one with few requests before one with many.
+//!   Of idle ones it is the one that is cheapest to bring back for the time until its next request.
+//! - Before any awake model leaves, sleeping ones hibernate if that frees enough, the longest idle first. An idle model
+//!   leaves instead if it is cheaper to bring back than they are.
+//! - An engine that is prepared is started, and sleeps at once if no request came. For that, only models leave that had no
+//!   request for two minutes and can sleep. A request for another model on its GPUs ends its start.
+//! - A hibernating engine is resumed before anything else is asked of it. One whose residue stays is resumed at once, and
+//!   does not hibernate until its next start.
+//!
+//! Tasks and requests have unique ids, so late, repeated or missing reports do no harm.
+#![forbid(unsafe_code)]
+
+mod choose;
+mod demand;
+mod hibernate;
+mod messages;
+mod model;
+mod moves;
+mod queue;
+mod rules;
+mod stage;
+mod time;
+
+use std::collections::BTreeMap;
+use std::mem;
+use std::time::Duration;
+
+pub use self::messages::{Effect, EngineState, Event, Input, OpId, Outcome, Refusal, RequestId, Task};
+pub use self::rules::{Gpu, Limits, ModelId, Rules};
+pub use self::stage::StageName;
+pub use self::time::Time;
+
+use self::model::{Activation, Leave, ModelState, Stage, Step, Then};
+use self::queue::Claim;
+
+/// The state machine.
+#[derive(Debug)]
+pub struct Policy {
+    models: Vec<ModelState>,
+    /// At the last measurement, by GPU.
+    free: Vec<Option<u64>>,
+    /// The model of each request, and whether it runs.
+    requests: BTreeMap<RequestId, (usize, bool)>,
+    now: Time,
+    next_op: u64,
+    is_ending: bool,
+    /// Counts changes that may let another model continue.
+    changes: u64,
+    out: Vec<Effect>,
+}
+
+/// The state of a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Status {
+    /// Its stage.
+    pub stage: StageName,
+    /// Whether requests are admitted.
+    pub is_ready: bool,
+    /// Whether its engine is being started, until its first right answer.
+    pub is_starting: bool,
+    /// Whether it is kept awake.
+    pub is_pinned: bool,
+    /// Waiting requests.
+    pub queued: usize,
+    /// Running requests.
+    pub running: usize,
+    /// What a sleep releases on each of its GPUs, once measured.
+    pub held_bytes: Option<Vec<u64>>,
+    /// What a hibernation releases on each of its GPUs beyond that, once measured.
+    pub residue_bytes: Option<Vec<u64>>,
+    /// Whether it can hibernate, as far as known.
+    pub can_hibernate: bool,
+    /// Why its engine cannot, where that was found out.
+    pub cannot_hibernate: Option<String>,
+    /// Its known need on each of its GPUs, while it may have memory; `None` if unknown.
+    pub promised_bytes: Option<Vec<u64>>,
+    /// Consecutive failures.
+    pub failures: u32,
+    /// How long a wake takes, from the search for memory to its first request; `None` until measured.
+    pub wake_duration: Option<Duration>,
+    /// How long a start takes, likewise.
+    pub start_duration: Option<Duration>,
+    /// How long it takes to sleep or stop, after its last request; `None` until measured.
+    pub leave_duration: Option<Duration>,
+    /// How long it takes to hibernate; `None` until measured.
+    pub hibernate_duration: Option<Duration>,
+    /// How long it takes to resume from that, with the search for memory; `None` until measured.
+    pub resume_duration: Option<Duration>,
+}
+
+impl Policy {
+    /// For these models. The first [`step`](Self::step) probes all of them.
+    #[must_use]
+    pub fn new(models: Vec<Rules>) -> Self {
+        let gpus = models.iter().flat_map(|rules| &rules.gpus).map(|gpu| gpu.0 + 1).max().unwrap_or(0);
+        Self {
+            models: models.into_iter().map(ModelState::new).collect(),
+            free: vec![None; gpus],
+            requests: BTreeMap::new(),
+            now: Time::ZERO,
+            next_op: 0,
+            is_ending: false,
+            changes: 0,
+            out: Vec::new(),
+        }
+    }
+
+    /// Handles an input, and returns what to do. Time never goes back: an earlier moment counts as the latest one.
+    pub fn step(&mut self, now: Time, input: Input) -> Vec<Effect> {
+        self.now = self.now.max(now);
+        self.on_input(input);
+        loop {
+            let changes = self.changes;
+            self.serve();
+            self.choose();
+            (0..self.models.len()).for_each(|id| self.advance(id));
+            if self.changes == changes {
+                break;
+            }
+        }
+        mem::take(&mut self.out)
+    }
+
+    /// When to call [`step`](Self::step) again without an input.
+    #[must_use]
+    pub fn wakeup(&self) -> Option<Time> {
+        let of_model = |id: usize| {
+            let model = &self.models[id];
+            let oldest = model.queue.oldest().map(|since| since.after(model.rules.wait_max));
+            let of_stage = match &model.stage {
+                Stage::Draining { until, .. } if model.running > 0 => Some(*until),
+                Stage::Quarantined { until } => Some(*until),
+                Stage::Step { retry_at, .. } => *retry_at,
+                _ => None,
+            };
+            let of_others =
+                (0..self.models.len()).filter(move |other| *other != id && self.share(id, *other));
+            let turns = model.claim().into_iter().flat_map(move |claim| {
+                of_others.clone().filter_map(move |other| self.may_leave_at(other, claim))
+            });
+            let op = model.op.map(|op| op.deadline);
+            let hibernates = self.hibernates_at(id);
+            let others = [oldest, of_stage, op, self.idled_out_at(id), hibernates, model.no_memory_until];
+            others.into_iter().flatten().chain(turns)
+        };
+        (0..self.models.len()).flat_map(of_model).filter(|at| *at > self.now).min()
+    }
+
+    /// The state of a model.
+    #[must_use]
+    pub fn status(&self, model: ModelId) -> Option<Status> {
+        self.models.get(model.0).map(|model| Status {
+            stage: model.stage.name(),
+            is_ready: model.is_ready(),
+            is_starting: model.is_starting(),
+            is_pinned: model.is_pinned,
+            queued: model.queue.len(),
+            running: model.running,
+            held_bytes: model.held.clone(),
+            residue_bytes: model.hibernation.residue.clone(),
+            can_hibernate: model.can_hibernate(),
+            cannot_hibernate: model.hibernation.impossible.clone(),
+            promised_bytes: model.promised(),
+            failures: model.failures,
+            wake_duration: model.costs.wake,
+            start_duration: model.costs.start,
+            leave_duration: model.costs.leave,
+            hibernate_duration: model.costs.hibernate,
+            resume_duration: model.costs.resume,
+        })
+    }
+
+    /// Since when a request or command waits for a model.
+    #[must_use]
+    pub fn waiting_since(&self, model: ModelId) -> Option<Time> {
+        self.models.get(model.0)?.waiting_since()
+    }
+
+    /// Adds a model. The next [`step`](Self::step) probes it.
+    pub fn add(&mut self, rules: Rules) -> ModelId {
+        let gpus = rules.gpus.iter().map(|gpu| gpu.0 + 1).max().unwrap_or(0);
+        self.free.resize(self.free.len().max(gpus), None);
+        self.models.push(ModelState::new(rules));
+        ModelId(self.models.len() - 1)
+    }
+
+    /// Changes a model's rules, except its GPUs. Pinning changes only if the rule does.
+    pub fn set_rules(&mut self, model: ModelId, rules: &Rules) {
+        let Some(model) = self.models.get_mut(model.0) else { return };
+        if model.rules.is_pinned != rules.is_pinned {
+            model.is_pinned = rules.is_pinned;
+        }
+        model.is_preloading &= rules.preload || rules.together.is_some() || model.sleeps_after;
+        let gpus = mem::take(&mut model.rules.gpus);
+        model.rules = Rules { gpus, ..rules.clone() };
+        model.hibernation.impossible = None;
+        self.changes += 1;
+    }
+
+    /// Free bytes of a GPU at the last measurement.
+    #[must_use]
+    pub fn free_bytes(&self, gpu: Gpu) -> Option<u64> {
+        self.free.get(gpu.0).copied().flatten()
+    }
+
+    fn on_input(&mut self, input: Input) {
+        let known = self.models.len();
+        match input {
+            Input::Arrived { request, model, priority } if model.0 < known => {
+                self.arrived(request, model.0, priority);
+            }
+            Input::Left(request) => self.left(request),
+            Input::Ended { op, outcome } => {
+                let is_its = |model: &ModelState| model.op.is_some_and(|one| one.id == op);
+                let Some(id) = self.models.iter().position(is_its) else { return };
+                self.models[id].op = None;
+                self.changes += 1;
+                let gpus = self.models[id].rules.gpus.len();
+                let outcome = match outcome {
+                    Outcome::Free(free) if free.len() != gpus => {
+                        Outcome::Failed(format!("{} GPUs were measured, and it has {gpus}", free.len()))
+                    }
+                    other => other,
+                };
+                self.step_ended(id, outcome);
+            }
+            Input::Lost(model) if model.0 < known => self.lost(model.0),
+            Input::Slept(model) if model.0 < known => self.slept(model.0),
+            Input::Wake(model) if model.0 < known => {
+                let model = &mut self.models[model.0];
+                if !model.is_ready() {
+                    model.wake_requested = model.wake_requested.or(Some(self.now));
+                }
+            }
+            Input::Prepare(model) if model.0 < known => {
+                let model = &mut self.models[model.0];
+                let is_possible = model.rules.can_sleep && model.stage == Stage::Cold;
+                if is_possible && !model.is_preloading && model.waiting_since().is_none() {
+                    (model.is_preloading, model.sleeps_after) = (true, true);
+                }
+            }
+            Input::Sleep(_) | Input::Hibernate(_) | Input::Restart(_) if self.is_ending => {}
+            Input::Sleep(model) if model.0 < known => {
+                let id = model.0;
+                // One that comes up only to sleep again goes on with that.
+                (self.models[id].wake_requested, self.models[id].is_preloading) = (None, false);
+                if self.models[id].is_ready() {
+                    self.leave(id, Leave::Sleep);
+                }
+            }
+            Input::Hibernate(model) if model.0 < known => self.hibernate_requested(model.0),
+            Input::Recheck(model) if model.0 < known => self.recheck(model.0),
+            Input::Restart(model) if model.0 < known => self.restart(model.0),
+            Input::Pin(model, is_pinned) if model.0 < known => self.models[model.0].is_pinned = is_pinned,
+            Input::Shutdown => {
+                self.is_ending = true;
+                (0..known).for_each(|id| self.refuse_all(id, Refusal::ShuttingDown));
+            }
+            _ => {}
+        }
+    }
+
+    fn arrived(&mut self, request: RequestId, id: usize, priority: i32) {
+        if self.requests.contains_key(&request) {
+            return;
+        }
+        let model = &mut self.models[id];
+        let goes_on = model.is_ready() && model.queue.is_empty() && model.running < model.rules.running_max;
+        let no_memory_until = model.no_memory_until.filter(|until| self.now < *until && !model.is_ready());
+        let refusal = if self.is_ending {
+            Some(Refusal::ShuttingDown)
+        } else if let Stage::Quarantined { until } = model.stage {
+            Some(Refusal::Quarantined { until })
+        } else if let Some(until) = no_memory_until {
+            Some(Refusal::NoMemory { until })
+        } else {
+            (model.queue.len() >= model.rules.queue_max && !goes_on).then_some(Refusal::QueueFull)
+        };
+        if let Some(refusal) = refusal {
+            self.out.push(Effect::Refuse { request, model: ModelId(id), refusal });
+            return;
+        }
+        model.demand.arrived(self.now);
+        let priority = model.rules.priority.saturating_add(priority);
+        model.queue.push(request, Claim { since: self.now, priority });
+        self.requests.insert(request, (id, false));
+    }
+
+    fn left(&mut self, request: RequestId) {
+        let Some((id, is_running)) = self.requests.remove(&request) else { return };
+        let model = &mut self.models[id];
+        if is_running {
+            model.running -= 1;
+            model.last_used = self.now;
+        } else {
+            model.queue.remove(request);
+        }
+        if model.is_idle() {
+            model.demand.became_idle(self.now);
+        }
+        self.changes += 1;
+    }
+
+    fn serve(&mut self) {
+        for id in 0..self.models.len() {
+            let now = self.now;
+            let model = &mut self.models[id];
+            while model.is_ready() && model.running < model.rules.running_max {
+                let Some(request) = model.queue.pop() else { break };
+                model.running += 1;
+                model.last_used = now;
+                self.requests.insert(request, (id, true));
+                self.out.push(Effect::Admit { request, model: ModelId(id) });
+            }
+            while let Some(request) = model.queue.pop_late(now, model.rules.wait_max) {
+                self.requests.remove(&request);
+                let refusal = Refusal::WaitedTooLong;
+                self.out.push(Effect::Refuse { request, model: ModelId(id), refusal });
+            }
+            // No request waits any more, and nothing was begun.
+            if model.is_selected && !model.is_wanted() && model.activation().is_some() {
+                model.is_selected = false;
+                self.changes += 1;
+            }
+        }
+    }
+
+    fn refuse_all(&mut self, id: usize, refusal: Refusal) {
+        let model = &mut self.models[id];
+        (model.is_selected, model.wake_requested) = (false, None);
+        model.stop_preloading();
+        while let Some(request) = model.queue.pop() {
+            self.requests.remove(&request);
+            self.out.push(Effect::Refuse { request, model: ModelId(id), refusal });
+        }
+    }
+
+    fn lost(&mut self, id: usize) {
+        self.discount(id);
+        for other in 0..self.models.len() {
+            self.models[other].is_disturbed |= other != id && self.share(id, other);
+        }
+        match self.models[id].stage {
+            Stage::Cold => {}
+            // No engine is expected, or a later step finds out.
+            Stage::Step {
+                step: Step::Stop(_) | Step::Probe | Step::FindMemory(Activation::Start), ..
+            } => {}
+            Stage::Unknown | Stage::Quarantined { .. } => self.discard_measurements(id),
+            _ => {
+                self.discard_measurements(id);
+                self.engine_failed(id, "the engine is gone");
+            }
+        }
+    }
+
+    /// Memory that a dead engine released must not count for a sleep beside it.
+    fn discount(&mut self, id: usize) {
+        let Some(left) = self.models[id].freed_by_end() else { return };
+        let gpus = self.models[id].rules.gpus.clone();
+        for (_, model) in self.models.iter_mut().enumerate().filter(|(other, _)| *other != id) {
+            let Stage::Step { step, .. } = &mut model.stage else { continue };
+            let (Step::Sleep { before }
+            | Step::After { before, .. }
+            | Step::Hibernate { before }
+            | Step::AfterHibernation { before, .. }) = step
+            else {
+                continue;
+            };
+            for (gpu, before) in model.rules.gpus.iter().zip(before) {
+                let at = gpus.iter().position(|one| one == gpu);
+                *before = before.saturating_add(at.and_then(|at| left.get(at)).copied().unwrap_or(0));
+            }
+        }
+    }
+
+    /// Another program put the engine to sleep. Its running requests will get no answer.
+    fn slept(&mut self, id: usize) {
+        if !self.models[id].is_ready() {
+            return;
+        }
+        for other in 0..self.models.len() {
+            self.models[other].is_disturbed |= other != id && self.share(id, other);
+        }
+        for gpu in &self.models[id].rules.gpus {
+            self.free[gpu.0] = None;
+        }
+        self.report_failed(id, "it sleeps, without a command from here");
+        if self.models[id].running > 0 {
+            self.out.push(Effect::Abort(ModelId(id)));
+        }
+        self.enter(id, Stage::Unknown);
+    }
+
+    fn restart(&mut self, id: usize) {
+        if !self.models[id].rules.can_restart {
+            return self.report_failed(id, "it cannot be restarted here");
+        }
+        match &mut self.models[id].stage {
+            Stage::Ready { .. } => self.leave(id, Leave::Restart),
+            // Its requests keep their deadline.
+            Stage::Draining { then, .. } => *then = Leave::Restart,
+            Stage::Asleep | Stage::Hibernating | Stage::Quarantined { .. } => {
+                self.begin(id, Step::Stop(Then::Cold));
+            }
+            Stage::Unknown | Stage::Cold => {}
+            Stage::Step { .. } => {
+                self.report_failed(id, "it was not restarted: repeat the command after this step");
+            }
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! The promises of the policy, in virtual time: step by step, under random faults, and under traffic.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used)]
+
+mod corners;
+mod fixture;
+mod hibernation;
+mod scenarios;
+mod simulated;
+mod simulation;
+mod traffic;

@@ -1,0 +1,692 @@
+//! Machines with GPUs, engines and clients, in virtual time. Engines may have faults; the checks compare the policy
+//! with the simulated device state.
+
+mod chaos;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::time::Duration;
+
+use poorwill_rotation_policy::{
+    Effect, EngineState, Event, Gpu, Input, Limits, ModelId, OpId, Outcome, Policy, Refusal, RequestId,
+    Rules, StageName, Task, Time,
+};
+
+const GIB: u64 = 1 << 30;
+const CARD: u64 = 80 * GIB;
+
+/// Which faults engines have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Faults {
+    None,
+    /// A reported sleep that releases nothing.
+    Keeps,
+    /// One that releases half.
+    Half,
+    /// A reported wake that did not happen.
+    Dozes,
+    /// A wake after which it generates garbage.
+    Gibberish,
+    /// Tasks that never end.
+    Hangs,
+    /// Tasks that fail.
+    Fails,
+    /// Engines that die.
+    Crashes,
+    /// Memory that grows with every cycle.
+    Leaks,
+    /// Requests that do not end after an abort.
+    Clings,
+    /// Engines that cannot hibernate.
+    Refuses,
+    /// Hibernations that release nothing.
+    Stays,
+    /// Hibernating engines that do not come back.
+    Sticks,
+    All,
+}
+
+impl Faults {
+    pub(crate) const EACH: [Self; 12] = [
+        Self::Keeps,
+        Self::Half,
+        Self::Dozes,
+        Self::Gibberish,
+        Self::Hangs,
+        Self::Fails,
+        Self::Crashes,
+        Self::Leaks,
+        Self::Clings,
+        Self::Refuses,
+        Self::Stays,
+        Self::Sticks,
+    ];
+}
+
+/// Random numbers from a seed.
+struct Rng(fastrand::Rng);
+
+impl Rng {
+    fn of(seed: u64) -> Self {
+        Self(fastrand::Rng::with_seed(seed))
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.0.u64(..end)
+    }
+
+    fn one_in(&mut self, times: u64) -> bool {
+        self.below(times) == 0
+    }
+
+    fn millis(&mut self, from: u64, to: u64) -> Duration {
+        Duration::from_millis(self.0.u64(from..=to))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Gone,
+    Awake,
+    Asleep,
+    Hibernating,
+}
+
+/// The real state of an engine.
+struct Engine {
+    rules: Rules,
+    state: State,
+    /// What it takes awake, and asleep, on each of its GPUs.
+    awake_bytes: u64,
+    asleep_bytes: u64,
+    held_bytes: u64,
+    is_gibberish: bool,
+    /// Whether its canary was right since its last wake or start.
+    is_proved: bool,
+    op: Option<(OpId, Task)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Occurrence {
+    Arrive,
+    Leave(RequestId),
+    Task(OpId),
+    Release {
+        model: usize,
+        to: u64,
+    },
+    /// A hibernating engine's memory is gone.
+    Vacate(usize),
+    Die(usize),
+    Command,
+    Outsider,
+}
+
+#[derive(Debug)]
+#[allow(dead_code, reason = "shown when something is wrong")]
+enum Report {
+    In(Input),
+    Out(Effect),
+}
+
+#[derive(Debug)]
+struct Request {
+    model: usize,
+    arrived: Time,
+    is_running: bool,
+}
+
+pub(crate) struct Simulation {
+    seed: u64,
+    rng: Rng,
+    faults: Faults,
+    policy: Policy,
+    engines: Vec<Engine>,
+    now: Time,
+    happenings: BinaryHeap<Reverse<(Time, u64, Occurrence)>>,
+    order: u64,
+    requests: BTreeMap<RequestId, Request>,
+    next_request: u64,
+    takes_requests: bool,
+    /// Whether there are commands, other programs, repeated reports, and engines that only an operator can restart.
+    is_wild: bool,
+    /// Whether there were, so that learned needs may be wrong.
+    had_chaos: bool,
+    /// What other programs hold on each GPU.
+    outside: Vec<u64>,
+    /// Tasks that have ended, or were cancelled.
+    old_ops: Vec<OpId>,
+    /// Whether all models have permanent demand, so that starvation shows.
+    is_busy: bool,
+    /// Since when each model is selectable.
+    down_since: Vec<Option<Time>>,
+    admitted: Vec<u64>,
+    pub(crate) hibernations: u64,
+    steps: u64,
+    /// The latest inputs and effects, to explain a failure.
+    log: VecDeque<(Time, Report)>,
+}
+
+impl Simulation {
+    pub(crate) fn new(seed: u64, faults: Faults) -> Self {
+        let mut rng = Rng::of(seed);
+        let gpus = 1 + rng.below(2);
+        let engines: Vec<Engine> = (0..2 + rng.below(4)).map(|_| engine(&mut rng, gpus, faults)).collect();
+        Self::of(seed, rng, faults, engines)
+    }
+
+    fn of(seed: u64, rng: Rng, faults: Faults, engines: Vec<Engine>) -> Self {
+        let policy = Policy::new(engines.iter().map(|engine| engine.rules.clone()).collect());
+        let admitted = vec![0; engines.len()];
+        let mut simulation = Self {
+            seed,
+            rng,
+            faults,
+            policy,
+            engines,
+            now: Time::ZERO,
+            happenings: BinaryHeap::new(),
+            order: 0,
+            requests: BTreeMap::new(),
+            next_request: 0,
+            takes_requests: true,
+            is_wild: false,
+            had_chaos: false,
+            outside: vec![0; 2],
+            old_ops: Vec::new(),
+            is_busy: false,
+            down_since: vec![None; admitted.len()],
+            admitted,
+            hibernations: 0,
+            steps: 0,
+            log: VecDeque::new(),
+        };
+        simulation.at(Duration::ZERO, Occurrence::Arrive);
+        simulation.tell(Input::Tick);
+        simulation
+    }
+
+    pub(crate) fn admitted(&self) -> u64 {
+        self.admitted.iter().sum()
+    }
+
+    /// Passes this much time.
+    pub(crate) fn run(&mut self, time: Duration) {
+        let end = self.now.after(time);
+        loop {
+            let happening = self.happenings.peek().map(|Reverse((at, ..))| *at);
+            let wakeup = self.policy.wakeup();
+            let Some(next) = happening.into_iter().chain(wakeup).min().filter(|next| *next <= end) else {
+                break;
+            };
+            assert!(next >= self.now, "{}", self.story("time goes back"));
+            self.now = next;
+            if happening == Some(next) {
+                let Some(Reverse((_, _, what))) = self.happenings.pop() else { continue };
+                self.happen(what);
+            } else {
+                self.tell(Input::Tick);
+            }
+            self.check();
+        }
+        self.now = end;
+    }
+
+    /// Removes all faults. In the end all requests are answered, and every model is available.
+    pub(crate) fn settle(&mut self) {
+        self.faults = Faults::None;
+        self.takes_requests = false;
+        self.calm();
+        self.run(Duration::from_secs(900));
+        assert!(self.requests.is_empty(), "{}", self.story("requests are left"));
+        for model in 0..self.engines.len() {
+            let before = self.admitted[model];
+            // A quarantined model refuses, and is tried again later.
+            for _ in 0..6 {
+                self.arrive(model);
+                self.run(Duration::from_secs(400));
+                if self.admitted[model] > before {
+                    break;
+                }
+            }
+            let was_admitted = self.admitted[model] > before;
+            assert!(was_admitted, "{}", self.story(&format!("model {model} is not to be had")));
+        }
+        assert!(self.requests.is_empty(), "{}", self.story("requests are left in the end"));
+    }
+
+    fn story(&self, what: &str) -> String {
+        let stages: Vec<String> = (0..self.engines.len())
+            .map(|id| {
+                let engine = &self.engines[id];
+                let really =
+                    (engine.state, engine.held_bytes, engine.awake_bytes, &engine.rules.gpus, engine.op);
+                format!("{id}: {really:?} {:?}", self.policy.status(ModelId(id)))
+            })
+            .collect();
+        format!(
+            "seed {} with {:?} at {:?}: {what}\n{}\n{}",
+            self.seed,
+            self.faults,
+            self.now,
+            stages.join("\n"),
+            self.log.iter().map(|(at, said)| format!("{at:?} {said:?}\n")).collect::<String>()
+        )
+    }
+
+    fn at(&mut self, wait: Duration, what: Occurrence) {
+        self.order += 1;
+        self.happenings.push(Reverse((self.now.after(wait), self.order, what)));
+    }
+
+    fn free(&self, gpu: Gpu) -> u64 {
+        let on = |engine: &&Engine| engine.rules.gpus.contains(&gpu);
+        CARD - self.engines.iter().filter(on).map(|engine| engine.held_bytes).sum::<u64>()
+            - self.outside[gpu.0]
+    }
+
+    fn note(&mut self, said: Report) {
+        if self.log.len() >= 150 {
+            self.log.pop_front();
+        }
+        self.log.push_back((self.now, said));
+    }
+
+    fn tell(&mut self, input: Input) {
+        self.note(Report::In(input.clone()));
+        self.steps += 1;
+        assert!(self.steps < 400_000, "{}", self.story("it does not come to an end"));
+        let effects = self.policy.step(self.now, input);
+        for effect in effects {
+            self.note(Report::Out(effect.clone()));
+            self.take(effect);
+        }
+    }
+
+    fn take(&mut self, effect: Effect) {
+        match effect {
+            Effect::Admit { request, model } => self.admit(request, model),
+            Effect::Refuse { request, model, refusal } => {
+                self.requests.remove(&request);
+                let by_fault = matches!(refusal, Refusal::Quarantined { .. } | Refusal::NoMemory { .. });
+                let was_honest = self.faults == Faults::None && self.takes_requests && !self.is_wild;
+                assert!(!(by_fault && was_honest), "{}", self.story("refused without a fault"));
+                if refusal == Refusal::ShuttingDown {
+                    panic!("{}", self.story(&format!("no shutdown, and {model:?} is refused")));
+                }
+            }
+            Effect::Abort(model) => self.abort(model.0),
+            Effect::Run { op, model, task, .. } => self.begin(op, model.0, task),
+            Effect::Cancel(op) => {
+                self.old_ops.push(op);
+                let is_its = |engine: &Engine| engine.op.is_some_and(|(one, _)| one == op);
+                let Some(model) = self.engines.iter().position(is_its) else { return };
+                // What was abandoned may be done nevertheless.
+                if self.engines[model].op.take().is_some_and(|(_, task)| task == Task::Hibernate)
+                    && self.rng.one_in(2)
+                {
+                    self.go_into_hibernation(model);
+                }
+            }
+            Effect::Report { model, event } => {
+                if let Event::Stage(stage) = event {
+                    if stage == StageName::FindingMemory && self.is_busy {
+                        self.check_order(model.0);
+                    }
+                    let is_down =
+                        matches!(stage, StageName::Asleep | StageName::Hibernating | StageName::Cold);
+                    self.down_since[model.0] = is_down.then_some(self.now);
+                }
+                if let Event::Learnt { held_bytes } = event
+                    && !self.had_chaos
+                {
+                    let engine = &self.engines[model.0];
+                    let most = engine.awake_bytes;
+                    assert!(held_bytes.iter().all(|held| *held <= most), "{}", self.story("learnt too much"));
+                }
+            }
+        }
+    }
+
+    fn admit(&mut self, request: RequestId, model: ModelId) {
+        let engine = &self.engines[model.0];
+        assert!(engine.is_proved, "{}", self.story("a request goes where no canary was right"));
+        let Some(known) = self.requests.get_mut(&request) else {
+            panic!("{}", self.story("a request is let through that is not there"));
+        };
+        assert!(!known.is_running && known.model == model.0, "{request:?} twice, or elsewhere");
+        known.is_running = true;
+        self.admitted[model.0] += 1;
+        let most = engine.rules.running_max;
+        let running =
+            self.requests.values().filter(|other| other.is_running && other.model == model.0).count();
+        assert!(running <= most, "{}", self.story("too many run"));
+        let takes = self.rng.millis(20, 4000);
+        self.at(takes, Occurrence::Leave(request));
+    }
+
+    fn abort(&mut self, model: usize) {
+        let running: Vec<RequestId> = self.running_of(model);
+        for request in running {
+            if !(self.lying(Faults::Clings, 3)) {
+                self.at(Duration::from_millis(5), Occurrence::Leave(request));
+            }
+        }
+    }
+
+    fn running_of(&self, model: usize) -> Vec<RequestId> {
+        let is_its = |(_, request): &(&RequestId, &Request)| request.is_running && request.model == model;
+        self.requests.iter().filter(is_its).map(|(id, _)| *id).collect()
+    }
+
+    fn lying(&mut self, lie: Faults, one_in: u64) -> bool {
+        (self.faults == lie || self.faults == Faults::All) && {
+            let times = if self.faults == Faults::All { one_in * 4 } else { one_in };
+            self.rng.one_in(times)
+        }
+    }
+
+    fn begin(&mut self, op: OpId, model: usize, task: Task) {
+        let is_free = self.engines[model].op.is_none();
+        assert!(is_free, "{}", self.story("two tasks of one engine"));
+        let is_moving = |task: Task| {
+            let moves = [Task::Start, Task::Stop, Task::Sleep, Task::Wake, Task::Hibernate, Task::Resume];
+            moves.contains(&task)
+        };
+        let of_any = [Task::Resume, Task::Stop, Task::Probe, Task::Measure];
+        let is_off = self.engines[model].state == State::Hibernating && !of_any.contains(&task);
+        // A start fails, since the engine is there.
+        assert!(!is_off || task == Task::Start, "{}", self.story("asked while it hibernates"));
+        if is_moving(task) {
+            let gpus = self.engines[model].rules.gpus.clone();
+            let other = self.engines.iter().enumerate().find(|(other, engine)| {
+                let shares = engine.rules.gpus.iter().any(|gpu| gpus.contains(gpu));
+                *other != model && shares && engine.op.is_some_and(|(_, task)| is_moving(task))
+            });
+            assert!(other.is_none(), "{}", self.story("two move memory on one GPU"));
+        }
+        if task == Task::Wake {
+            let status = self.policy.status(ModelId(model)).unwrap();
+            for (gpu, held) in
+                self.engines[model].rules.gpus.iter().zip(status.held_bytes.unwrap_or_default())
+            {
+                assert!(self.free(*gpu) >= held, "{}", self.story("woken without enough free memory"));
+            }
+        }
+        if task == Task::Sleep {
+            assert!(self.running_of(model).is_empty(), "{}", self.story("put away with requests"));
+        }
+        let engine = &mut self.engines[model];
+        engine.op = Some((op, task));
+        if is_moving(task) {
+            engine.is_proved = false;
+        }
+        if self.lying(Faults::Hangs, 8) {
+            return;
+        }
+        let takes = match task {
+            Task::Start => self.rng.millis(5_000, 60_000),
+            Task::Stop => self.rng.millis(100, 5_000),
+            Task::Sleep | Task::Wake => self.rng.millis(30, 900),
+            Task::Hibernate | Task::Resume => self.rng.millis(300, 1500),
+            Task::Probe | Task::Confirm | Task::Canary => self.rng.millis(1, 200),
+            Task::Measure => self.rng.millis(0, 3),
+        };
+        self.at(takes, Occurrence::Task(op));
+    }
+
+    fn happen(&mut self, what: Occurrence) {
+        match what {
+            Occurrence::Arrive => {
+                if self.takes_requests {
+                    let model = self.rng.below(self.engines.len() as u64);
+                    for _ in 0..=self.rng.below(3) {
+                        self.arrive(usize::try_from(model).unwrap());
+                    }
+                    let wait = self.rng.millis(10, if self.is_busy { 1500 } else { 4000 });
+                    self.at(wait, Occurrence::Arrive);
+                }
+            }
+            Occurrence::Leave(request) => {
+                if self.requests.remove(&request).is_some() {
+                    self.tell(Input::Left(request));
+                }
+            }
+            Occurrence::Task(op) => {
+                let is_its = |engine: &Engine| engine.op.is_some_and(|(one, _)| one == op);
+                let Some(model) = self.engines.iter().position(is_its) else { return };
+                let Some((_, task)) = self.engines[model].op.take() else { return };
+                let outcome = self.outcome(model, task);
+                self.old_ops.push(op);
+                self.tell(Input::Ended { op, outcome });
+                self.repeat();
+                if self.lying(Faults::Crashes, 12) {
+                    let wait = self.rng.millis(0, 3000);
+                    self.at(wait, Occurrence::Die(model));
+                }
+            }
+            Occurrence::Release { model, to } => {
+                let engine = &mut self.engines[model];
+                if engine.state == State::Asleep {
+                    engine.held_bytes = to;
+                }
+            }
+            Occurrence::Vacate(model) => {
+                let engine = &mut self.engines[model];
+                if engine.state == State::Hibernating {
+                    engine.held_bytes = 0;
+                }
+            }
+            Occurrence::Die(model) if self.is_wild && !self.engines[model].rules.can_restart => {
+                self.reborn(model);
+            }
+            Occurrence::Die(model) => self.die(model),
+            Occurrence::Command if self.is_wild => self.command(),
+            Occurrence::Outsider if self.is_wild => self.outsider(),
+            Occurrence::Command | Occurrence::Outsider => {}
+        }
+    }
+
+    fn arrive(&mut self, model: usize) {
+        let request = RequestId(self.next_request);
+        self.next_request += 1;
+        let known = Request { model, arrived: self.now, is_running: false };
+        self.requests.insert(request, known);
+        let points = if self.is_busy { 0 } else { self.rng.below(20) };
+        let priority = i32::try_from(points).unwrap() - 10;
+        self.tell(Input::Arrived { request, model: ModelId(model), priority });
+        if self.requests.contains_key(&request) && self.rng.one_in(20) && self.takes_requests && !self.is_busy
+        {
+            let wait = self.rng.millis(0, 5000);
+            self.at(wait, Occurrence::Leave(request));
+        }
+    }
+
+    fn die(&mut self, model: usize) {
+        let engine = &mut self.engines[model];
+        if engine.state == State::Gone || !engine.rules.can_restart {
+            return;
+        }
+        (engine.state, engine.held_bytes, engine.is_proved) = (State::Gone, 0, false);
+        // In the other order, waiting requests may go to a dead engine and fail at once.
+        self.tell(Input::Lost(ModelId(model)));
+        for request in self.running_of(model) {
+            self.requests.remove(&request);
+            self.tell(Input::Left(request));
+        }
+    }
+
+    fn outcome(&mut self, model: usize, task: Task) -> Outcome {
+        if task != Task::Measure && self.lying(Faults::Fails, 8) {
+            return Outcome::Failed("HTTP 500".to_owned());
+        }
+        let state = self.engines[model].state;
+        let gpus = self.engines[model].rules.gpus.clone();
+        match task {
+            Task::Probe => Outcome::Probed(match state {
+                State::Gone => EngineState::Gone,
+                State::Awake => EngineState::Awake,
+                State::Asleep => EngineState::Asleep,
+                State::Hibernating => EngineState::Hibernating,
+            }),
+            Task::Measure => Outcome::Free(gpus.iter().map(|gpu| self.free(*gpu)).collect()),
+            Task::Start => self.come_up(model, "it was there already", state == State::Gone),
+            Task::Wake => {
+                if self.lying(Faults::Dozes, 4) {
+                    return Outcome::Done;
+                }
+                let is_gibberish = self.lying(Faults::Gibberish, 4);
+                let outcome = self.come_up(model, "it was not asleep", state == State::Asleep);
+                self.engines[model].is_gibberish = is_gibberish;
+                outcome
+            }
+            Task::Stop => {
+                let engine = &mut self.engines[model];
+                (engine.state, engine.held_bytes, engine.is_gibberish) = (State::Gone, 0, false);
+                for request in self.running_of(model) {
+                    self.at(Duration::ZERO, Occurrence::Leave(request));
+                }
+                Outcome::Done
+            }
+            Task::Hibernate if state != State::Asleep => Outcome::Failed("it was not asleep".to_owned()),
+            Task::Hibernate if self.lying(Faults::Refuses, 2) => {
+                Outcome::Unsupported("it has a communicator".to_owned())
+            }
+            Task::Hibernate => {
+                self.go_into_hibernation(model);
+                Outcome::Done
+            }
+            Task::Resume => self.resume(model),
+            Task::Sleep => self.fall_asleep(model),
+            Task::Confirm if state == State::Gone => Outcome::Failed("no answer".to_owned()),
+            Task::Confirm => Outcome::Awake(state == State::Awake || self.faults == Faults::Dozes),
+            Task::Canary => {
+                let engine = &mut self.engines[model];
+                engine.is_proved = state == State::Awake && !engine.is_gibberish;
+                let right = engine.is_proved;
+                Outcome::Canary(if right { Ok(()) } else { Err("asdf asdf".to_owned()) })
+            }
+        }
+    }
+
+    fn come_up(&mut self, model: usize, otherwise: &str, may: bool) -> Outcome {
+        let engine = &self.engines[model];
+        if !may {
+            return Outcome::Failed(otherwise.to_owned());
+        }
+        let lacks = engine.awake_bytes - engine.held_bytes;
+        if engine.rules.gpus.iter().any(|gpu| self.free(*gpu) < lacks) {
+            return Outcome::Failed("out of memory".to_owned());
+        }
+        let engine = &mut self.engines[model];
+        (engine.state, engine.held_bytes, engine.is_gibberish) = (State::Awake, engine.awake_bytes, false);
+        Outcome::Done
+    }
+
+    fn fall_asleep(&mut self, model: usize) -> Outcome {
+        if self.engines[model].state != State::Awake {
+            return Outcome::Failed("it was not awake".to_owned());
+        }
+        self.engines[model].state = State::Asleep;
+        if self.lying(Faults::Leaks, 2) {
+            self.engines[model].asleep_bytes += GIB / 2;
+        }
+        let engine = &self.engines[model];
+        let (held, to) = (engine.held_bytes, engine.asleep_bytes.min(engine.held_bytes));
+        let to = if self.lying(Faults::Keeps, 4) {
+            held
+        } else if self.lying(Faults::Half, 4) {
+            to + (held - to) / 2
+        } else {
+            to
+        };
+        let wait = self.rng.millis(0, 150);
+        self.at(wait, Occurrence::Release { model, to });
+        Outcome::Done
+    }
+
+    fn go_into_hibernation(&mut self, model: usize) {
+        if self.engines[model].state != State::Asleep {
+            return;
+        }
+        self.engines[model].state = State::Hibernating;
+        self.hibernations += 1;
+        if !self.lying(Faults::Stays, 3) {
+            let wait = self.rng.millis(0, 150);
+            self.at(wait, Occurrence::Vacate(model));
+        }
+    }
+
+    /// One that does not hibernate stays as it is.
+    fn resume(&mut self, model: usize) -> Outcome {
+        if self.engines[model].state != State::Hibernating {
+            return Outcome::Done;
+        }
+        if self.lying(Faults::Sticks, 2) {
+            return Outcome::Failed("it was not put back".to_owned());
+        }
+        let engine = &self.engines[model];
+        let lacks = engine.asleep_bytes.saturating_sub(engine.held_bytes);
+        if engine.rules.gpus.iter().any(|gpu| self.free(*gpu) < lacks) {
+            return Outcome::Failed("out of memory".to_owned());
+        }
+        let engine = &mut self.engines[model];
+        (engine.state, engine.held_bytes) = (State::Asleep, engine.asleep_bytes);
+        Outcome::Done
+    }
+
+    /// The invariants.
+    fn check(&self) {
+        for (id, request) in &self.requests {
+            let rules = &self.engines[request.model].rules;
+            let waits = self.now.since(request.arrived);
+            let is_late = !request.is_running && waits > rules.wait_max;
+            assert!(!is_late, "{}", self.story(&format!("{id:?} waits for {waits:?}")));
+        }
+    }
+}
+
+fn engine(rng: &mut Rng, gpus: u64, faults: Faults) -> Engine {
+    let on_all = rng.one_in(4);
+    let first = rng.below(gpus);
+    let all = (0..gpus).map(|gpu| Gpu(usize::try_from(gpu).unwrap()));
+    let gpus: Vec<Gpu> =
+        if on_all { all.collect() } else { all.skip(usize::try_from(first).unwrap()).take(1).collect() };
+    let awake_bytes = (8 + rng.below(60)) * GIB;
+    let mut rules = Rules::on(gpus);
+    // A faulty engine that only an operator can restart holds its memory for good.
+    rules.can_restart = faults != Faults::None || !rng.one_in(3);
+    rules.can_sleep = !rules.can_restart || !rng.one_in(8);
+    rules.can_hibernate = rules.can_restart && rules.can_sleep && !rng.one_in(4);
+    rules.hibernate_after = rng.one_in(2).then(|| rng.millis(0, 10_000));
+    rules.residue_max_bytes = rng.one_in(3).then(|| rng.below(3) * GIB);
+    rules.need_bytes = rng.one_in(2).then_some(awake_bytes);
+    rules.idle_max = rng.one_in(3).then_some(rng.millis(1000, 20_000));
+    rules.residence_min = rng.millis(0, 3000);
+    rules.turn_per_swap = u32::try_from(rng.below(4)).unwrap();
+    rules.preload = rng.one_in(4);
+    rules.together = rng.one_in(3).then(|| "set".to_owned());
+    rules.keep_weight = u32::try_from(rng.below(3)).unwrap();
+    rules.priority = i32::try_from(rng.below(7)).unwrap() - 3;
+    rules.grace = rng.millis(0, 1000);
+    rules.turn_max = rng.millis(500, 12_000);
+    rules.wait_max = rng.millis(200_000, 400_000);
+    rules.running_max = usize::try_from(1 + rng.below(8)).unwrap();
+    rules.limits =
+        Limits { start: Duration::from_secs(120), drain: rng.millis(500, 8000), ..Limits::default() };
+    rules.pause_min = Duration::from_secs(2);
+    rules.pause_max = Duration::from_secs(60);
+    let state = if rules.can_restart { State::Gone } else { State::Asleep };
+    let asleep_bytes = GIB / 2 + rng.below(GIB / 2);
+    let held_bytes = if state == State::Asleep { asleep_bytes } else { 0 };
+    Engine {
+        rules,
+        state,
+        awake_bytes,
+        asleep_bytes,
+        held_bytes,
+        is_gibberish: false,
+        is_proved: false,
+        op: None,
+    }
+}

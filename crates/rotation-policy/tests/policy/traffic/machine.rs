@@ -1,0 +1,331 @@
+//! Correct engines on one GPU with traffic, in virtual time: clients that wait for each answer, and traces of requests
+//! that come whether or not earlier ones were answered. Nothing fails.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::f64::consts::TAU;
+use std::time::Duration;
+
+use poorwill_rotation_policy::{
+    Effect, EngineState, Gpu, Input, ModelId, OpId, Outcome, Policy, RequestId, Rules, Task, Time,
+};
+
+pub(crate) const GIB: u64 = 1 << 30;
+
+/// Memory of a GPU, if no other is given.
+const CARD: u64 = 80 * GIB;
+
+/// What an engine takes to come and to leave, and of the GPU.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Cost {
+    pub(crate) wake: Duration,
+    pub(crate) sleep: Duration,
+    pub(crate) canary: Duration,
+    pub(crate) need_bytes: u64,
+    /// What it still holds asleep.
+    pub(crate) residue_bytes: u64,
+    pub(crate) hibernate: Duration,
+    pub(crate) resume: Duration,
+}
+
+impl Cost {
+    /// Of an engine that takes the whole GPU.
+    pub(crate) fn of_millis(wake: u64, sleep: u64, canary: u64) -> Self {
+        let [wake, sleep, canary] = [wake, sleep, canary].map(Duration::from_millis);
+        let (hibernate, resume) = (Duration::from_millis(1000), Duration::from_millis(600));
+        Self { wake, sleep, canary, need_bytes: 70 * GIB, residue_bytes: 0, hibernate, resume }
+    }
+}
+
+/// Sends the next request this long after the answer to the last.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Client {
+    pub(crate) model: usize,
+    pub(crate) gap: Duration,
+    pub(crate) takes: Duration,
+}
+
+/// A request of a trace.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Arrival {
+    at: Time,
+    model: usize,
+    takes: Duration,
+}
+
+/// Requests of a trace: Poisson's arrivals, models by Zipf's law, durations with a log-normal distribution.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Load {
+    pub(crate) per_second: f64,
+    pub(crate) models: u32,
+    pub(crate) median: Duration,
+    pub(crate) sigma: f64,
+}
+
+impl Load {
+    pub(crate) fn trace(&self, seed: u64, time: Duration) -> Vec<Arrival> {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let shares: Vec<f64> = (1..=self.models).map(|rank| 1.0 / f64::from(rank)).collect();
+        let mut at = Duration::ZERO;
+        let mut trace = Vec::new();
+        loop {
+            at += Duration::from_secs_f64(-unit(&mut rng).ln() / self.per_second);
+            if at >= time {
+                return trace;
+            }
+            let mut left = unit(&mut rng) * shares.iter().sum::<f64>();
+            let is_it = |share: &f64| {
+                left -= share;
+                left <= 0.0
+            };
+            let model = shares.iter().position(is_it).unwrap_or_default();
+            let normal = (-2.0 * unit(&mut rng).ln()).sqrt() * (TAU * unit(&mut rng)).cos();
+            // The longest one in a thousand would be as long as a turn.
+            let takes = self.median.mul_f64((self.sigma * normal.clamp(-3.0, 3.0)).exp());
+            trace.push(Arrival { at: Time::from_start(at), model, takes });
+        }
+    }
+}
+
+/// In (0, 1].
+fn unit(rng: &mut fastrand::Rng) -> f64 {
+    1.0 - rng.f64()
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Moment {
+    Ask(usize),
+    Trace,
+    Answer(RequestId),
+    End(OpId),
+}
+
+#[derive(Debug)]
+struct Known {
+    arrived: Time,
+    takes: Duration,
+    client: Option<usize>,
+    is_running: bool,
+}
+
+pub(crate) struct Traffic {
+    pub(crate) policy: Policy,
+    costs: Vec<Cost>,
+    clients: Vec<Client>,
+    /// Those that have not come yet, the next one last.
+    trace: Vec<Arrival>,
+    is_awake: Vec<bool>,
+    hibernates: Vec<bool>,
+    /// Memory of the GPU.
+    card_bytes: u64,
+    pub(crate) most_awake: usize,
+    now: Time,
+    moments: BinaryHeap<Reverse<(Time, u64, Moment)>>,
+    order: u64,
+    requests: BTreeMap<RequestId, Known>,
+    ops: BTreeMap<OpId, (usize, Task)>,
+    next_request: u64,
+    pub(crate) swaps: u64,
+    pub(crate) swapping: Duration,
+    pub(crate) answered: u64,
+    /// What the answered requests took together.
+    pub(crate) served: Duration,
+    /// Of requests that were admitted or refused.
+    waits: Vec<Duration>,
+    pub(crate) refused: u64,
+}
+
+impl Traffic {
+    /// On one GPU, all asleep.
+    pub(crate) fn new(
+        costs: &[Cost],
+        clients: &[Client],
+        mut trace: Vec<Arrival>,
+        change: impl Fn(usize, &mut Rules),
+    ) -> Self {
+        let rules = costs.iter().enumerate().map(|(model, cost)| {
+            let mut rules = Rules::on(vec![Gpu(0)]);
+            rules.need_bytes = Some(cost.need_bytes);
+            change(model, &mut rules);
+            rules
+        });
+        trace.reverse();
+        let mut traffic = Self {
+            policy: Policy::new(rules.collect()),
+            costs: costs.to_vec(),
+            clients: clients.to_vec(),
+            trace,
+            is_awake: vec![false; costs.len()],
+            hibernates: vec![false; costs.len()],
+            card_bytes: CARD,
+            most_awake: 0,
+            now: Time::ZERO,
+            moments: BinaryHeap::new(),
+            order: 0,
+            requests: BTreeMap::new(),
+            ops: BTreeMap::new(),
+            next_request: 0,
+            swaps: 0,
+            swapping: Duration::ZERO,
+            answered: 0,
+            served: Duration::ZERO,
+            waits: Vec::new(),
+            refused: 0,
+        };
+        for client in 0..clients.len() {
+            traffic.after(Duration::ZERO, Moment::Ask(client));
+        }
+        traffic.follow_trace();
+        traffic.tell(Input::Tick);
+        traffic
+    }
+
+    /// On a GPU with this memory.
+    pub(crate) fn on(self, card_bytes: u64) -> Self {
+        Self { card_bytes, ..self }
+    }
+
+    pub(crate) fn run(&mut self, time: Duration) {
+        let end = self.now.after(time);
+        loop {
+            let moment = self.moments.peek().map(|Reverse((at, ..))| *at);
+            let Some(next) = moment.into_iter().chain(self.policy.wakeup()).min().filter(|at| *at <= end)
+            else {
+                break;
+            };
+            self.now = next;
+            let due = if moment == Some(next) { self.moments.pop() } else { None };
+            match due {
+                Some(Reverse((_, _, moment))) => self.happen(moment),
+                None => self.tell(Input::Tick),
+            }
+        }
+        self.now = end;
+    }
+
+    /// Of all requests, shortest first. Those that still wait count with their wait until now.
+    pub(crate) fn waits(&self) -> Vec<Duration> {
+        let waiting = self.requests.values().filter(|known| !known.is_running);
+        let until_now = waiting.map(|known| self.now.since(known.arrived));
+        let mut all: Vec<Duration> = self.waits.iter().copied().chain(until_now).collect();
+        all.sort_unstable();
+        all
+    }
+
+    fn after(&mut self, wait: Duration, moment: Moment) {
+        self.at(self.now.after(wait), moment);
+    }
+
+    fn at(&mut self, at: Time, moment: Moment) {
+        self.order += 1;
+        self.moments.push(Reverse((at, self.order, moment)));
+    }
+
+    fn follow_trace(&mut self) {
+        if let Some(next) = self.trace.last() {
+            self.at(next.at, Moment::Trace);
+        }
+    }
+
+    fn happen(&mut self, moment: Moment) {
+        match moment {
+            Moment::Ask(client) => {
+                let Client { model, takes, .. } = self.clients[client];
+                self.ask(model, takes, Some(client));
+            }
+            Moment::Trace => {
+                let Some(Arrival { model, takes, .. }) = self.trace.pop() else { return };
+                self.follow_trace();
+                self.ask(model, takes, None);
+            }
+            Moment::Answer(request) => {
+                let known = self.requests.remove(&request).unwrap();
+                self.answered += 1;
+                self.served += known.takes;
+                if let Some(client) = known.client {
+                    self.after(self.clients[client].gap, Moment::Ask(client));
+                }
+                self.tell(Input::Left(request));
+            }
+            Moment::End(op) => {
+                let Some((model, task)) = self.ops.remove(&op) else { return };
+                let outcome = self.outcome(model, task);
+                self.tell(Input::Ended { op, outcome });
+            }
+        }
+    }
+
+    fn ask(&mut self, model: usize, takes: Duration, client: Option<usize>) {
+        let request = RequestId(self.next_request);
+        self.next_request += 1;
+        let known = Known { arrived: self.now, takes, client, is_running: false };
+        self.requests.insert(request, known);
+        self.tell(Input::Arrived { request, model: ModelId(model), priority: 0 });
+    }
+
+    fn tell(&mut self, input: Input) {
+        for effect in self.policy.step(self.now, input) {
+            match effect {
+                Effect::Admit { request, .. } => {
+                    let known = self.requests.get_mut(&request).unwrap();
+                    known.is_running = true;
+                    self.waits.push(self.now.since(known.arrived));
+                    let takes = known.takes;
+                    self.after(takes, Moment::Answer(request));
+                }
+                Effect::Run { op, model, task, .. } => self.begin(op, model.0, task),
+                Effect::Refuse { request, .. } => {
+                    let known = self.requests.remove(&request).unwrap();
+                    assert!(known.client.is_none(), "a client is refused at {:?}", self.now);
+                    self.waits.push(self.now.since(known.arrived));
+                    self.refused += 1;
+                }
+                Effect::Abort(_) | Effect::Cancel(_) => panic!("{effect:?} at {:?}", self.now),
+                Effect::Report { .. } => {}
+            }
+        }
+    }
+
+    fn begin(&mut self, op: OpId, model: usize, task: Task) {
+        let cost = self.costs[model];
+        let takes = match task {
+            Task::Wake => cost.wake,
+            Task::Sleep => cost.sleep,
+            Task::Canary => cost.canary,
+            Task::Hibernate => cost.hibernate,
+            Task::Resume => cost.resume,
+            _ => Duration::from_millis(1),
+        };
+        self.swaps += u64::from(task == Task::Wake);
+        self.swapping += takes;
+        self.ops.insert(op, (model, task));
+        self.after(takes, Moment::End(op));
+    }
+
+    fn outcome(&mut self, model: usize, task: Task) -> Outcome {
+        match task {
+            Task::Probe => Outcome::Probed(EngineState::Asleep),
+            Task::Measure => {
+                let held = |(nth, cost): (usize, &Cost)| match (self.is_awake[nth], self.hibernates[nth]) {
+                    (true, _) => cost.need_bytes + cost.residue_bytes,
+                    (false, true) => 0,
+                    (false, false) => cost.residue_bytes,
+                };
+                let held: u64 = self.costs.iter().enumerate().map(held).sum();
+                Outcome::Free(vec![self.card_bytes - held])
+            }
+            Task::Start | Task::Wake | Task::Stop | Task::Sleep => {
+                self.is_awake[model] = matches!(task, Task::Start | Task::Wake);
+                let awake = self.is_awake.iter().filter(|is_awake| **is_awake).count();
+                self.most_awake = self.most_awake.max(awake);
+                Outcome::Done
+            }
+            Task::Hibernate | Task::Resume => {
+                self.hibernates[model] = task == Task::Hibernate;
+                Outcome::Done
+            }
+            Task::Confirm => Outcome::Awake(self.is_awake[model]),
+            Task::Canary => Outcome::Canary(Ok(())),
+        }
+    }
+}

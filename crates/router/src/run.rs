@@ -1,0 +1,182 @@
+//! A running router, and the controller beside it.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use poorwill_fleet::controller::{Controller, Settings};
+use poorwill_fleet::etcd::{Etcd, EtcdError, Limits};
+use poorwill_fleet::keys;
+use poorwill_fleet::mirror::Mirror;
+use poorwill_net::listener::{CLOSE_MAX, ListenerError, bind, close, ended};
+use poorwill_net::tls::{ClientTls, TlsError};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::backend::{RouteCounts, RouterBackend};
+use super::config::RouterConfig;
+use super::history::PlacementHistory;
+use super::operators::{self, Operated};
+use super::table::RouteTable;
+use poorwill_front::backend::Backend;
+use poorwill_front::proxy::{self, Timeouts};
+use poorwill_front::requests::Requests;
+
+/// Changes that come this close together are taken in together.
+const GATHER: Duration = Duration::from_millis(5);
+/// How long first clients wait for what is in etcd.
+const FIRST_READ_MAX: Duration = Duration::from_secs(3);
+
+/// Why a router cannot run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RouterError {
+    /// etcd cannot be used.
+    #[error("it cannot take part in its fleet")]
+    Etcd(#[from] EtcdError),
+    /// A certificate for the connections to nodes cannot be used.
+    #[error("it cannot take part in its fleet: TLS to nodes cannot be used")]
+    Tls(#[from] TlsError),
+    /// A listener cannot begin, or has ended.
+    #[error(transparent)]
+    Listener(#[from] ListenerError),
+}
+
+/// A running router.
+#[derive(Debug)]
+pub struct RouterRunning {
+    /// The front's bound address; `None` for a controller alone.
+    pub front: Option<SocketAddr>,
+    /// Control's bound address; `None` if it is not configured.
+    pub control: Option<SocketAddr>,
+    controller: Option<Controller>,
+    /// Stops the front. Running answers finish.
+    closing: CancellationToken,
+    /// Stops control.
+    ending: CancellationToken,
+    /// `None` also after the task has ended.
+    front_task: Option<JoinHandle<io::Result<()>>>,
+    control_task: Option<JoinHandle<io::Result<()>>>,
+    table: JoinHandle<()>,
+}
+
+/// Starts a router, a candidate for the fleet's controller, or both in one process.
+///
+/// # Errors
+/// See [`RouterError`]; nothing runs then.
+pub async fn begin(
+    config: &RouterConfig,
+    routes: bool,
+    controls: bool,
+) -> Result<RouterRunning, RouterError> {
+    let etcd = Etcd::with_tls(&config.etcd, Limits::for_lease(config.lease), config.etcd_tls.as_ref());
+    let etcd = etcd?;
+    let node_tls = config.node_tls.clone().map(ClientTls::new).transpose()?;
+    let has_tls = node_tls.is_some();
+    let listener = match routes {
+        true => Some(bind("front", config.front.listen).await?),
+        false => None,
+    };
+    let operators = match &config.control {
+        Some(control) => Some((bind("control", control.listen).await?, Arc::clone(control))),
+        None => None,
+    };
+    let mirror = Mirror::start(etcd.clone(), &keys::prefix(&config.fleet));
+    let (sender, table) = watch::channel(Arc::default());
+    let (fleet, mut contents) = (config.fleet.clone(), mirror.contents());
+    let (shown, history) = (contents.clone(), Arc::new(Mutex::new(PlacementHistory::default())));
+    let kept = operators.is_some().then(|| Arc::clone(&history));
+    let following = tokio::spawn(async move {
+        let _mirror = mirror;
+        while contents.changed().await.is_ok() {
+            sleep(GATHER).await;
+            let now = contents.borrow_and_update().clone();
+            sender.send_replace(Arc::new(RouteTable::of(&fleet, &now, has_tls)));
+            if let Some(history) = &kept {
+                let mut history = history.lock().unwrap_or_else(PoisonError::into_inner);
+                history.take_in(&fleet, now.entries().values(), now_unix_ms());
+            }
+        }
+    });
+    let controller = controls.then(|| {
+        let who = format!("{}:{}", poorwill_net::hostname(), std::process::id());
+        let (fleet, rules, lease_ttl) = (config.fleet.clone(), config.rules.clone(), config.lease);
+        Controller::start(etcd.clone(), Settings { fleet, rules, lease_ttl, who })
+    });
+    let (closing, ending) = (CancellationToken::new(), CancellationToken::new());
+    let (requests, counts) = (Arc::new(Requests::default()), Arc::new(RouteCounts::default()));
+    let control = operators.as_ref().map(|((_, address), _)| *address);
+    let control_task = operators.map(|((listener, address), control)| {
+        let operated = Operated {
+            fleet: config.fleet.clone(),
+            etcd,
+            control,
+            contents: shown,
+            history,
+            controller: controller.as_ref().map(Controller::status),
+            requests: Arc::clone(&requests),
+            counts: Arc::clone(&counts),
+        };
+        tokio::spawn(operators::serve(listener, address, operated, ending.clone()))
+    });
+    let front = listener.as_ref().map(|(_, address)| *address);
+    let front_task = listener.map(|(listener, address)| {
+        tracing::info!(front = %address, fleet = %config.fleet, "routing");
+        let mut first = table.clone();
+        let backend: Arc<dyn Backend> =
+            Arc::new(RouterBackend::new(config, node_tls, table, requests, counts));
+        let closing = closing.clone();
+        tokio::spawn(async move {
+            // Clients that come early wait, so that a router which is started anew refuses nothing.
+            tokio::select! {
+                _read = timeout(FIRST_READ_MAX, first.changed()) => {}
+                () = closing.cancelled() => {}
+            }
+            proxy::serve(listener, backend, closing, Timeouts::default()).await
+        })
+    });
+    Ok(RouterRunning {
+        front,
+        control,
+        controller,
+        closing,
+        ending,
+        front_task,
+        control_task,
+        table: following,
+    })
+}
+
+/// By the clock on the wall.
+fn now_unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl RouterRunning {
+    /// Waits until a listener stops unexpectedly, and returns why. Without one, it waits for ever.
+    pub async fn ended(&mut self) -> ListenerError {
+        let (listener, how) = tokio::select! {
+            how = ended(&mut self.front_task) => ("front", how),
+            how = ended(&mut self.control_task) => ("control", how),
+        };
+        let task = if listener == "front" { &mut self.front_task } else { &mut self.control_task };
+        *task = None;
+        ListenerError::ended(listener, how)
+    }
+
+    /// Admits no more requests, and waits up to `most` for running answers. Another controller is elected at once.
+    pub async fn end(self, most: Duration) {
+        if let Some(controller) = self.controller {
+            controller.end().await;
+        }
+        self.closing.cancel();
+        close(("front", self.front_task), Instant::now() + most).await;
+        self.ending.cancel();
+        close(("control", self.control_task), Instant::now() + CLOSE_MAX).await;
+        self.table.abort();
+    }
+}
