@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use poorwill_core::{Level, Pool, PoolConfig, SleepRequest, Tag, Verify, WakeRequest};
-use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::device::{DeviceKind, TestDevice};
 use poorwill_testkit::storing::Storing;
 use poorwill_testkit::tenant::Tenant;
 use poorwill_testkit::watchdog::eventually;
@@ -14,7 +14,7 @@ use poorwill_testkit::watchdog::eventually;
 /// Mappings of device memory, open descriptors, and threads of this process. On the host device, since a GPU's driver
 /// has some of its own and keeps what it likes.
 fn system() -> [usize; 3] {
-    if Kind::of_this_run() != Kind::Host {
+    if DeviceKind::of_this_run() != DeviceKind::Host {
         return [0; 3];
     }
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -44,7 +44,7 @@ fn cycles(storing: Storing) {
     // Its bytes are zeros after each wake.
     tenant.blocks[kv].bytes.fill(0);
     let (mut first, mut fewest) = (None, None::<[usize; 3]>);
-    for cycle in 0..Kind::of_this_run().cases(500).max(40) {
+    for cycle in 0..DeviceKind::of_this_run().cases(500).max(40) {
         // Level 2 comes second to last of each round, so that every round ends with a level 1.
         let level = if cycle % 4 == 2 { Level::Two } else { Level::One };
         for _ in 0..tenant.random(3) {

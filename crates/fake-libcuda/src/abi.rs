@@ -12,7 +12,7 @@ use poorwill_core::{DriverError, DriverErrorKind};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Code(pub(crate) c_int);
 
-pub(crate) type Outcome<T = ()> = Result<T, Code>;
+pub(crate) type CallResult<T = ()> = Result<T, Code>;
 
 macro_rules! codes {
     ($($value:literal $name:ident $text:literal;)+) => {
@@ -170,7 +170,7 @@ pub(crate) struct Out<T>(*mut T);
 
 impl<T> Out<T> {
     /// Writes the value; fails for NULL.
-    pub(crate) fn set(&self, value: T) -> Outcome {
+    pub(crate) fn set(&self, value: T) -> CallResult {
         self.check()?;
         // SAFETY: F1, a pointer that is not NULL may be written to.
         unsafe { self.0.write(value) };
@@ -178,7 +178,7 @@ impl<T> Out<T> {
     }
 
     /// Fails for NULL. Called before an object is created, whose handle could not be returned.
-    pub(crate) fn check(&self) -> Outcome {
+    pub(crate) fn check(&self) -> CallResult {
         if self.is_null() { Err(Code::INVALID_VALUE) } else { Ok(()) }
     }
 
@@ -189,7 +189,7 @@ impl<T> Out<T> {
 
 impl Out<c_char> {
     /// Writes as much of `text` as fits, with a zero after it.
-    pub(crate) fn set_text(&self, text: &str, len: c_int) -> Outcome {
+    pub(crate) fn set_text(&self, text: &str, len: c_int) -> CallResult {
         let text_len_max = usize::try_from(len).ok().filter(|len| *len > 0).ok_or(Code::INVALID_VALUE)?;
         self.check()?;
         let text = &text.as_bytes()[..text.len().min(text_len_max - 1)];
@@ -208,7 +208,7 @@ impl Out<c_char> {
 pub(crate) struct In<T>(*const T);
 
 impl<T: Copy> In<T> {
-    pub(crate) fn get(&self) -> Outcome<T> {
+    pub(crate) fn get(&self) -> CallResult<T> {
         if self.0.is_null() {
             return Err(Code::INVALID_VALUE);
         }
@@ -216,7 +216,7 @@ impl<T: Copy> In<T> {
         Ok(unsafe { self.0.read() })
     }
 
-    pub(crate) fn list(&self, count: usize) -> Outcome<Vec<T>> {
+    pub(crate) fn list(&self, count: usize) -> CallResult<Vec<T>> {
         if self.0.is_null() {
             return Err(Code::INVALID_VALUE);
         }
@@ -230,11 +230,11 @@ impl<T: Copy> In<T> {
 pub(crate) struct InOut<T>(*mut T);
 
 impl<T: Copy> InOut<T> {
-    pub(crate) fn get(&self) -> Outcome<T> {
+    pub(crate) fn get(&self) -> CallResult<T> {
         In(self.0.cast_const()).get()
     }
 
-    pub(crate) fn set(&self, value: T) -> Outcome {
+    pub(crate) fn set(&self, value: T) -> CallResult {
         Out(self.0).set(value)
     }
 }
@@ -244,7 +244,7 @@ impl<T: Copy> InOut<T> {
 pub(crate) struct Image(*const c_void);
 
 impl Image {
-    pub(crate) fn text(&self) -> Outcome<String> {
+    pub(crate) fn text(&self) -> CallResult<String> {
         if self.0.is_null() {
             return Err(Code::INVALID_VALUE);
         }
@@ -258,7 +258,7 @@ impl Image {
 pub(crate) struct Name(*const c_char);
 
 impl Name {
-    pub(crate) fn text(&self) -> Outcome<String> {
+    pub(crate) fn text(&self) -> CallResult<String> {
         if self.0.is_null() {
             return Err(Code::INVALID_VALUE);
         }
@@ -293,7 +293,7 @@ pub(crate) struct Params(*mut *mut c_void);
 
 impl Params {
     /// The kernel's function names the type that its PTX declares.
-    pub(crate) fn read<T: Scalar>(&self, nth: usize) -> Outcome<T> {
+    pub(crate) fn read<T: Scalar>(&self, nth: usize) -> CallResult<T> {
         if self.0.is_null() {
             return Err(Code::INVALID_VALUE);
         }

@@ -9,9 +9,9 @@ use std::ffi::c_int;
 use std::ops::RangeInclusive;
 use std::thread::{self, ThreadId};
 
-use crate::abi::{Code, Outcome};
+use crate::abi::{CallResult, Code};
 use crate::context::Current;
-use crate::state::{Handle, Kind, State, Tables};
+use crate::state::{Handle, HandleKind, SimulatorState, Tables};
 
 /// `CU_STREAM_CAPTURE_MODE_*`.
 const GLOBAL: c_int = 0;
@@ -54,14 +54,14 @@ pub(crate) struct Graph {
 }
 
 /// Sets the calling thread's mode, and returns the old one.
-pub(crate) fn exchange_mode(mode: c_int) -> Outcome<c_int> {
+pub(crate) fn exchange_mode(mode: c_int) -> CallResult<c_int> {
     if MODES.contains(&mode) { Ok(MODE.replace(mode)) } else { Err(Code::INVALID_VALUE) }
 }
 
-impl State {
+impl SimulatorState {
     /// For calls that may be unsafe during any capture: invalidates those for which this thread's mode
     /// forbids them.
-    pub(crate) fn check_may_wait(&self) -> Outcome {
+    pub(crate) fn check_may_wait(&self) -> CallResult {
         let (here, mode) = (thread::current().id(), MODE.get());
         let forbids = |capture: &Capture| {
             let ours = capture.thread == here && capture.mode != RELAXED;
@@ -73,7 +73,7 @@ impl State {
 
 impl Tables {
     /// Invalidates the captures that match; fails if there are any.
-    fn invalidate(&mut self, hit: impl Fn(&Capture) -> bool) -> Outcome {
+    fn invalidate(&mut self, hit: impl Fn(&Capture) -> bool) -> CallResult {
         let mut invalidated = Ok(());
         for capture in self.captures.values_mut().filter(|capture| hit(capture)) {
             capture.is_valid = false;
@@ -87,14 +87,14 @@ impl Tables {
     }
 
     /// For a query of an event recorded in this capture.
-    pub(crate) fn check_captured_event(&mut self, number: u64) -> Outcome {
+    pub(crate) fn check_captured_event(&mut self, number: u64) -> CallResult {
         let invalidated = self.invalidate(|capture| capture.number == number);
         Err(if invalidated.is_err() { Code::CAPTURED_EVENT } else { Code::INVALID_VALUE })
     }
 }
 
 impl Current {
-    pub(crate) fn begin_capture(&self, handle: Handle, mode: c_int) -> Outcome {
+    pub(crate) fn begin_capture(&self, handle: Handle, mode: c_int) -> CallResult {
         let stream = self.stream(handle)?;
         if !MODES.contains(&mode) {
             return Err(Code::INVALID_VALUE);
@@ -106,7 +106,7 @@ impl Current {
         if tables.captures.contains_key(&handle) {
             return Err(Code::ILLEGAL_STATE);
         }
-        let number = tables.new_handle(Kind::Graph);
+        let number = tables.new_handle(HandleKind::Graph);
         let capture = Capture {
             number,
             context: stream.context,
@@ -121,7 +121,7 @@ impl Current {
     }
 
     /// Returns the graph, unless the capture was invalidated.
-    pub(crate) fn end_capture(&self, handle: Handle) -> Outcome<Handle> {
+    pub(crate) fn end_capture(&self, handle: Handle) -> CallResult<Handle> {
         self.stream(handle)?;
         let mut tables = self.state.tables();
         let capture = tables.captures.get(&handle).ok_or(Code::ILLEGAL_STATE)?;
@@ -132,12 +132,12 @@ impl Current {
         else {
             return Err(Code::STREAM_CAPTURE_INVALIDATED);
         };
-        let graph = tables.new_handle(Kind::Graph);
+        let graph = tables.new_handle(HandleKind::Graph);
         tables.graphs.insert(graph, Graph { context, device, nodes });
         Ok(graph)
     }
 
-    pub(crate) fn capture_status(&self, handle: Handle) -> Outcome<c_int> {
+    pub(crate) fn capture_status(&self, handle: Handle) -> CallResult<c_int> {
         self.state.any_stream(self, handle)?;
         if self.is_implicitly_captured(handle) {
             return Err(Code::STREAM_CAPTURE_IMPLICIT);
@@ -158,14 +158,14 @@ impl Current {
     }
 
     /// Counts work on a stream as a node if the stream is being captured, and returns whether it is.
-    pub(crate) fn captures(&self, handle: Handle) -> Outcome<bool> {
+    pub(crate) fn captures(&self, handle: Handle) -> CallResult<bool> {
         let is_captured = self.capture_number(handle)?.is_some();
         self.state.tables().captures.entry(handle).and_modify(|capture| capture.nodes += 1);
         Ok(is_captured)
     }
 
     /// The number of a stream's capture, for calls that add no node.
-    pub(crate) fn capture_number(&self, handle: Handle) -> Outcome<Option<u64>> {
+    pub(crate) fn capture_number(&self, handle: Handle) -> CallResult<Option<u64>> {
         if self.is_implicitly_captured(handle) {
             // The streams that it would wait for are invalidated, too.
             let _ = self.state.tables().invalidate(|capture| capture.context == self.context);
@@ -180,14 +180,14 @@ impl Current {
     }
 
     /// For calls that wait for a stream, or destroy it: invalidates its capture.
-    pub(crate) fn check_runs(&self, handle: Handle) -> Outcome {
+    pub(crate) fn check_runs(&self, handle: Handle) -> CallResult {
         let mut tables = self.state.tables();
         let number = tables.captures.get(&handle).map(|capture| capture.number);
         tables.invalidate(|capture| Some(capture.number) == number)
     }
 
     /// For calls that wait for the device: invalidates every capture on it.
-    pub(crate) fn check_device_runs(&self) -> Outcome {
+    pub(crate) fn check_device_runs(&self) -> CallResult {
         self.state.tables().invalidate(|capture| capture.device == self.device.ordinal)
     }
 }

@@ -8,8 +8,8 @@ use std::ffi::c_int;
 
 use poorwill_core::Driver;
 
-use crate::abi::{Code, Outcome};
-use crate::state::{self, Device, Handle, Kind, State, Tables};
+use crate::abi::{CallResult, Code};
+use crate::state::{self, Device, Handle, HandleKind, SimulatorState, Tables};
 
 #[derive(Debug)]
 pub(crate) struct Context {
@@ -25,18 +25,18 @@ thread_local! {
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Current {
-    pub(crate) state: &'static State,
+    pub(crate) state: &'static SimulatorState,
     pub(crate) context: Handle,
     pub(crate) device: &'static Device,
 }
 
-pub(crate) fn current() -> Outcome<Current> {
+pub(crate) fn current() -> CallResult<Current> {
     let current = current_even_if_failed()?;
     current.device.check()?;
     Ok(current)
 }
 
-pub(crate) fn current_even_if_failed() -> Outcome<Current> {
+pub(crate) fn current_even_if_failed() -> CallResult<Current> {
     let state = state::get()?;
     let context = top().ok_or(Code::INVALID_CONTEXT)?;
     let at = state.tables().contexts.get(&context).map(|found| found.device);
@@ -49,18 +49,18 @@ pub(crate) fn top() -> Option<Handle> {
     STACK.with_borrow(|stack| stack.last().copied())
 }
 
-pub(crate) fn push(context: Handle) -> Outcome {
+pub(crate) fn push(context: Handle) -> CallResult {
     exists(context)?;
     STACK.with_borrow_mut(|stack| stack.push(context));
     Ok(())
 }
 
-pub(crate) fn pop() -> Outcome<Handle> {
+pub(crate) fn pop() -> CallResult<Handle> {
     STACK.with_borrow_mut(Vec::pop).ok_or(Code::INVALID_CONTEXT)
 }
 
 /// Replaces the top of this thread's stack; 0 removes it.
-pub(crate) fn set(context: Handle) -> Outcome {
+pub(crate) fn set(context: Handle) -> CallResult {
     if context != 0 {
         exists(context)?;
     }
@@ -73,22 +73,22 @@ pub(crate) fn set(context: Handle) -> Outcome {
     Ok(())
 }
 
-fn exists(context: Handle) -> Outcome {
+fn exists(context: Handle) -> CallResult {
     let known = state::get()?.tables().contexts.contains_key(&context);
     if known { Ok(()) } else { Err(Code::INVALID_CONTEXT) }
 }
 
-pub(crate) fn device_of(context: Handle) -> Outcome<&'static Device> {
+pub(crate) fn device_of(context: Handle) -> CallResult<&'static Device> {
     let state = state::get()?;
     let device = state.tables().contexts.get(&context).map(|found| found.device);
     device.and_then(|device| state.devices.get(device)).ok_or(Code::INVALID_CONTEXT)
 }
 
-pub(crate) fn create(ordinal: c_int) -> Outcome<Handle> {
+pub(crate) fn create(ordinal: c_int) -> CallResult<Handle> {
     let state = state::get()?;
     let device = state.device(ordinal)?.ordinal;
     let mut tables = state.tables();
-    let context = tables.new_handle(Kind::Context);
+    let context = tables.new_handle(HandleKind::Context);
     tables.contexts.insert(context, Context { device, retained: 1, primary: false });
     drop(tables);
     push(context)?;
@@ -96,7 +96,7 @@ pub(crate) fn create(ordinal: c_int) -> Outcome<Handle> {
 }
 
 /// Destroys a context of [`create`], and pops it if it is on top of this thread's stack.
-pub(crate) fn destroy(context: Handle) -> Outcome {
+pub(crate) fn destroy(context: Handle) -> CallResult {
     let state = state::get()?;
     let device = {
         let tables = state.tables();
@@ -112,7 +112,7 @@ pub(crate) fn destroy(context: Handle) -> Outcome {
     })
 }
 
-pub(crate) fn retain(ordinal: c_int) -> Outcome<Handle> {
+pub(crate) fn retain(ordinal: c_int) -> CallResult<Handle> {
     let state = state::get()?;
     let device = state.device(ordinal)?;
     let mut tables = state.tables();
@@ -123,10 +123,10 @@ pub(crate) fn retain(ordinal: c_int) -> Outcome<Handle> {
 
 /// Decrements the retain count; at 0 the context is destroyed. Atomic, as in CUDA: a context that is retained
 /// again during the wait stays.
-pub(crate) fn release(ordinal: c_int) -> Outcome {
+pub(crate) fn release(ordinal: c_int) -> CallResult {
     let state = state::get()?;
     let device = state.device(ordinal)?;
-    let is_kept = |tables: &mut Tables| -> Outcome<bool> {
+    let is_kept = |tables: &mut Tables| -> CallResult<bool> {
         let context = tables.contexts.get_mut(&device.primary).ok_or(Code::INVALID_CONTEXT)?;
         let is_kept = context.retained > 1;
         if is_kept {
@@ -140,7 +140,7 @@ pub(crate) fn release(ordinal: c_int) -> Outcome {
     end(state, device, device.primary, is_kept)
 }
 
-pub(crate) fn is_active(ordinal: c_int) -> Outcome<bool> {
+pub(crate) fn is_active(ordinal: c_int) -> CallResult<bool> {
     let state = state::get()?;
     let primary = state.device(ordinal)?.primary;
     Ok(state.tables().contexts.contains_key(&primary))
@@ -148,11 +148,11 @@ pub(crate) fn is_active(ordinal: c_int) -> Outcome<bool> {
 
 /// Waits for the device, then removes the context and its objects unless it `is_kept`.
 fn end(
-    state: &'static State,
+    state: &'static SimulatorState,
     device: &'static Device,
     context: Handle,
-    is_kept: impl FnOnce(&mut Tables) -> Outcome<bool>,
-) -> Outcome {
+    is_kept: impl FnOnce(&mut Tables) -> CallResult<bool>,
+) -> CallResult {
     device.wait()?;
     let mut tables = state.tables();
     if is_kept(&mut tables)? {

@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::abi::{Code, Outcome};
+use crate::abi::{CallResult, Code};
 use crate::{faults, process, state};
 
 /// What a symbol requires, and whether it counts as one that a machine can make fail.
@@ -33,7 +33,11 @@ pub(crate) fn is_symbol(name: &str) -> bool {
     crate::calls::SYMBOLS.iter().any(|symbols| symbols.contains(&name))
 }
 
-pub(crate) fn enter(requirement: Requirement, symbol: &'static str, body: impl FnOnce() -> Outcome) -> i32 {
+pub(crate) fn enter(
+    requirement: Requirement,
+    symbol: &'static str,
+    body: impl FnOnce() -> CallResult,
+) -> i32 {
     let run = AssertUnwindSafe(|| {
         if requirement != Requirement::free && IN_HOST_FUNCTION.get() {
             return Err(Code::NOT_PERMITTED);
@@ -72,7 +76,7 @@ pub(crate) fn run_host_function(function: impl FnOnce()) {
     IN_HOST_FUNCTION.set(false);
 }
 
-/// Defines symbols: `REQUIREMENT NAME(ARGUMENTS) { BODY }`; the body returns an [`Outcome`].
+/// Defines symbols: `REQUIREMENT NAME(ARGUMENTS) { BODY }`; the body returns an [`CallResult`].
 macro_rules! entries {
     ($($(#[$attribute:meta])* $requirement:ident $name:ident($($argument:ident: $kind:ty),* $(,)?) $body:block)+) => {
         pub(super) const SYMBOLS: &[&str] = &[$(stringify!($name)),+];

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
-use crate::abi::{Code, Outcome};
+use crate::abi::{CallResult, Code};
 use crate::config::Config;
 
 static CONFIG: OnceLock<Config> = OnceLock::new();
@@ -37,7 +37,7 @@ struct Armed {
 }
 
 /// The settings, read from the environment until that succeeds.
-pub(crate) fn config() -> Outcome<&'static Config> {
+pub(crate) fn config() -> CallResult<&'static Config> {
     if let Some(config) = CONFIG.get() {
         return Ok(config);
     }
@@ -49,7 +49,7 @@ pub(crate) fn config() -> Outcome<&'static Config> {
 }
 
 /// Counts a call, and fails, delays or blocks it. `is_counted` says whether a machine can make it fail.
-pub(crate) fn on_call(symbol: &'static str, is_counted: bool) -> Outcome {
+pub(crate) fn on_call(symbol: &'static str, is_counted: bool) -> CallResult {
     let outcome = count(symbol, is_counted);
     let delays = CONFIG.get().into_iter().flat_map(|config| &config.delays);
     delays.filter(|delay| delay.symbol == symbol).for_each(|delay| thread::sleep(delay.by));
@@ -76,7 +76,7 @@ pub(crate) fn held() -> u64 {
     HOLD.lock().unwrap_or_else(PoisonError::into_inner).waiting
 }
 
-fn count(symbol: &'static str, is_counted: bool) -> Outcome {
+fn count(symbol: &'static str, is_counted: bool) -> CallResult {
     let config = CONFIG.get();
     let mut counts = lock();
     let calls = counts.get_or_insert_default();

@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 
 use poorwill_core::{BackingId, DeviceRange, Driver};
 
-use crate::abi::{AccessDesc, AllocationProp, Code, LOCATION_DEVICE, Location, Outcome};
+use crate::abi::{AccessDesc, AllocationProp, CallResult, Code, LOCATION_DEVICE, Location};
 use crate::context::Current;
-use crate::state::{Device, Handle, Kind, State, Tables};
+use crate::state::{Device, Handle, HandleKind, SimulatorState, Tables};
 
 /// Its handle ends with its release, the memory with the last unmap.
 #[derive(Debug)]
@@ -61,16 +61,16 @@ const READ_WRITE: i32 = 3;
 /// `CU_MEMHOSTREGISTER_*`: portable, mapped, of a device's, read-only.
 const REGISTER_FLAGS: u32 = 0xF;
 
-fn ensure(condition: bool) -> Outcome {
+fn ensure(condition: bool) -> CallResult {
     if condition { Ok(()) } else { Err(Code::INVALID_VALUE) }
 }
 
-fn located<'w>(state: &'w State, location: &Location) -> Outcome<&'w Device> {
+fn located<'w>(state: &'w SimulatorState, location: &Location) -> CallResult<&'w Device> {
     ensure(location.kind == LOCATION_DEVICE)?;
     state.device(location.id).map_err(|_| Code::INVALID_VALUE)
 }
 
-pub(crate) fn device_of<'w>(state: &'w State, prop: &AllocationProp) -> Outcome<&'w Device> {
+pub(crate) fn device_of<'w>(state: &'w SimulatorState, prop: &AllocationProp) -> CallResult<&'w Device> {
     ensure(prop.kind == PINNED)?;
     ensure(prop.requested_handle_types == 0 && prop.win32_handle_meta_data.is_null())?;
     ensure(prop.compression_type == 0 && prop.gpu_direct_rdma_capable <= 1)?;
@@ -78,7 +78,7 @@ pub(crate) fn device_of<'w>(state: &'w State, prop: &AllocationProp) -> Outcome<
     located(state, &prop.location)
 }
 
-pub(crate) fn reserve(current: &Current, bytes: usize, alignment: usize, flags: u64) -> Outcome<u64> {
+pub(crate) fn reserve(current: &Current, bytes: usize, alignment: usize, flags: u64) -> CallResult<u64> {
     let (device, bytes, alignment) = (current.device, bytes as u64, alignment as u64);
     ensure(flags == 0 && (alignment == 0 || alignment.is_power_of_two()))?;
     ensure(bytes > 0 && bytes.is_multiple_of(device.granule()))?;
@@ -90,7 +90,7 @@ pub(crate) fn reserve(current: &Current, bytes: usize, alignment: usize, flags: 
     Ok(addr)
 }
 
-pub(crate) fn unreserve(state: &State, range: DeviceRange) -> Outcome {
+pub(crate) fn unreserve(state: &SimulatorState, range: DeviceRange) -> CallResult {
     let mut tables = state.tables();
     let found = tables.reservations.get(&range.addr).filter(|found| found.bytes == range.bytes);
     let found = found.ok_or(Code::INVALID_VALUE)?;
@@ -99,7 +99,12 @@ pub(crate) fn unreserve(state: &State, range: DeviceRange) -> Outcome {
     Ok(())
 }
 
-pub(crate) fn create(state: &State, bytes: usize, prop: &AllocationProp, flags: u64) -> Outcome<Handle> {
+pub(crate) fn create(
+    state: &SimulatorState,
+    bytes: usize,
+    prop: &AllocationProp,
+    flags: u64,
+) -> CallResult<Handle> {
     let device = device_of(state, prop)?;
     let bytes = bytes as u64;
     ensure(flags == 0 && bytes > 0 && bytes.is_multiple_of(device.granule()))?;
@@ -109,13 +114,13 @@ pub(crate) fn create(state: &State, bytes: usize, prop: &AllocationProp, flags: 
         return Err(Code::OUT_OF_MEMORY);
     }
     let id = device.host.create(bytes)?;
-    let handle = tables.new_handle(Kind::Backing);
+    let handle = tables.new_handle(HandleKind::Backing);
     let backing = Backing { device: device.ordinal, id, mappings: 0, released: false };
     tables.backings.insert(handle, backing);
     Ok(handle)
 }
 
-pub(crate) fn release(state: &State, handle: Handle) -> Outcome {
+pub(crate) fn release(state: &SimulatorState, handle: Handle) -> CallResult {
     let mut tables = state.tables();
     let backing = tables.live(handle)?;
     state.devices[backing.device].host.release(backing.id)?;
@@ -127,7 +132,13 @@ pub(crate) fn release(state: &State, handle: Handle) -> Outcome {
     Ok(())
 }
 
-pub(crate) fn map(state: &State, range: DeviceRange, offset: usize, handle: Handle, flags: u64) -> Outcome {
+pub(crate) fn map(
+    state: &SimulatorState,
+    range: DeviceRange,
+    offset: usize,
+    handle: Handle,
+    flags: u64,
+) -> CallResult {
     ensure(offset == 0 && flags == 0)?;
     let mut tables = state.tables();
     let device = tables.reserved(range)?;
@@ -147,7 +158,7 @@ pub(crate) fn map(state: &State, range: DeviceRange, offset: usize, handle: Hand
     Ok(())
 }
 
-pub(crate) fn unmap(state: &State, range: DeviceRange) -> Outcome {
+pub(crate) fn unmap(state: &SimulatorState, range: DeviceRange) -> CallResult {
     let mut tables = state.tables();
     let device = tables.reserved(range)?;
     state.devices[device].host.unmap(range)?;
@@ -162,7 +173,7 @@ pub(crate) fn unmap(state: &State, range: DeviceRange) -> Outcome {
     Ok(())
 }
 
-pub(crate) fn set_access(state: &State, range: DeviceRange, wanted: &[AccessDesc]) -> Outcome {
+pub(crate) fn set_access(state: &SimulatorState, range: DeviceRange, wanted: &[AccessDesc]) -> CallResult {
     let mut tables = state.tables();
     let owner = &state.devices[tables.reserved(range)?];
     let mut devices = BTreeSet::new();
@@ -183,12 +194,16 @@ pub(crate) fn set_access(state: &State, range: DeviceRange, wanted: &[AccessDesc
 }
 
 /// The device of the reservation that contains a range.
-pub(crate) fn device_at(state: &State, range: DeviceRange) -> Option<usize> {
+pub(crate) fn device_at(state: &SimulatorState, range: DeviceRange) -> Option<usize> {
     state.tables().reserved(range).ok()
 }
 
 /// The device that owns a range, if all of it is mapped with access for `user`.
-pub(crate) fn owner_of<'w>(state: &'w State, user: &Device, range: DeviceRange) -> Outcome<&'w Device> {
+pub(crate) fn owner_of<'w>(
+    state: &'w SimulatorState,
+    user: &Device,
+    range: DeviceRange,
+) -> CallResult<&'w Device> {
     let tables = state.tables();
     let owner = tables.reserved(range)?;
     let mut addr = range.addr;
@@ -200,7 +215,7 @@ pub(crate) fn owner_of<'w>(state: &'w State, user: &Device, range: DeviceRange) 
     Ok(&state.devices[owner])
 }
 
-pub(crate) fn register(current: &Current, addr: usize, bytes: usize, flags: u32) -> Outcome {
+pub(crate) fn register(current: &Current, addr: usize, bytes: usize, flags: u32) -> CallResult {
     let end = addr.checked_add(bytes).ok_or(Code::INVALID_VALUE)?;
     ensure(addr != 0 && bytes > 0 && flags & !REGISTER_FLAGS == 0)?;
     let mut tables = current.state.tables();
@@ -215,14 +230,14 @@ pub(crate) fn register(current: &Current, addr: usize, bytes: usize, flags: u32)
     Ok(())
 }
 
-pub(crate) fn unregister(current: &Current, addr: usize) -> Outcome {
+pub(crate) fn unregister(current: &Current, addr: usize) -> CallResult {
     ensure(addr != 0)?;
     let gone = current.state.tables().registered.remove(&addr);
     gone.map(drop).ok_or(Code::HOST_MEMORY_NOT_REGISTERED)
 }
 
 /// The address by which kernels access registered memory.
-pub(crate) fn device_pointer(current: &Current, addr: usize, flags: u32) -> Outcome<u64> {
+pub(crate) fn device_pointer(current: &Current, addr: usize, flags: u32) -> CallResult<u64> {
     ensure(flags == 0)?;
     let tables = current.state.tables();
     let registered = tables.registered_at(addr, 1)?;
@@ -231,7 +246,7 @@ pub(crate) fn device_pointer(current: &Current, addr: usize, flags: u32) -> Outc
 }
 
 /// The host address behind a kernel's address, if all of it is registered.
-pub(crate) fn host_address(state: &State, addr: u64, bytes: usize) -> Outcome<usize> {
+pub(crate) fn host_address(state: &SimulatorState, addr: u64, bytes: usize) -> CallResult<usize> {
     let host = usize::try_from(addr & !HOST_WINDOW).map_err(|_| Code::ILLEGAL_ADDRESS)?;
     let tables = state.tables();
     let registered = tables.registered_at(host, bytes).map_err(|_| Code::ILLEGAL_ADDRESS)?;
@@ -239,7 +254,7 @@ pub(crate) fn host_address(state: &State, addr: u64, bytes: usize) -> Outcome<us
 }
 
 impl Tables {
-    fn registered_at(&self, addr: usize, bytes: usize) -> Outcome<&Registered> {
+    fn registered_at(&self, addr: usize, bytes: usize) -> CallResult<&Registered> {
         let (start, found) = self.registered.range(..=addr).next_back().ok_or(Code::INVALID_VALUE)?;
         let inside = (addr - start).checked_add(bytes).is_some_and(|end| end <= found.bytes);
         ensure(inside)?;
@@ -247,11 +262,11 @@ impl Tables {
     }
 
     /// A backing whose handle is not released.
-    fn live(&mut self, handle: Handle) -> Outcome<&mut Backing> {
+    fn live(&mut self, handle: Handle) -> CallResult<&mut Backing> {
         self.backings.get_mut(&handle).filter(|backing| !backing.released).ok_or(Code::INVALID_VALUE)
     }
 
-    fn reserved(&self, range: DeviceRange) -> Outcome<usize> {
+    fn reserved(&self, range: DeviceRange) -> CallResult<usize> {
         let (addr, found) = self.reservations.range(..=range.addr).next_back().ok_or(Code::INVALID_VALUE)?;
         ensure(DeviceRange::new(*addr, found.bytes).contains(&range))?;
         Ok(found.device)

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::abi::{Code, Outcome};
+use crate::abi::{CallResult, Code};
 use crate::state::Handle;
 
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(crate) struct Function {
 }
 
 /// Requires `.version` first, like the assembler, and `.target` and `.address_size 64`.
-pub(crate) fn entries(ptx: &str) -> Outcome<BTreeSet<String>> {
+pub(crate) fn entries(ptx: &str) -> CallResult<BTreeSet<String>> {
     if ptx.starts_with('\u{7f}') {
         return Err(Code::INVALID_IMAGE);
     }

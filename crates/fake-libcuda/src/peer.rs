@@ -9,14 +9,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use poorwill_core::driver::Result as DriverResult;
 use poorwill_core::{CopyPart, DeviceRange, Driver, HostBuffer, Pending, StreamId};
 
-use crate::abi::Outcome;
+use crate::abi::CallResult;
 use crate::context::Current;
 use crate::memory;
 use crate::state::Device;
 
 /// The device that owns a range, if it is another one than the call's. That device must have been given
 /// access.
-pub(crate) fn owner(current: &Current, range: DeviceRange) -> Outcome<Option<&'static Device>> {
+pub(crate) fn owner(current: &Current, range: DeviceRange) -> CallResult<Option<&'static Device>> {
     if memory::device_at(current.state, range).is_none_or(|owner| owner == current.device.ordinal) {
         return Ok(None);
     }

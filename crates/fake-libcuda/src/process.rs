@@ -16,9 +16,9 @@ use poorwill_core::hibernation::{
 };
 use poorwill_driver::host::{DeviceCall, HostCheckpointer, HostProcess, HostProcessMemory, StepFailure};
 
-use crate::abi::{Code, Outcome, names};
+use crate::abi::{CallResult, Code, names};
 use crate::script::{Script, Shown, show};
-use crate::state::{Device, State};
+use crate::state::{Device, SimulatorState};
 use crate::{faults, state, uuid};
 
 static THIS: OnceLock<(HostProcess, Option<Shown>)> = OnceLock::new();
@@ -27,12 +27,12 @@ static THIS: OnceLock<(HostProcess, Option<Shown>)> = OnceLock::new();
 const ANSWER_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// Begins a device call. Waits while this process is locked.
-pub(crate) fn enter() -> Outcome<Option<DeviceCall>> {
+pub(crate) fn enter() -> CallResult<Option<DeviceCall>> {
     THIS.get().map(|(process, _)| process.enter()).transpose().map_err(|_| Code::LAUNCH_FAILED)
 }
 
 /// Begins a call that looks at a stream or an event.
-pub(crate) fn look(symbol: &str) -> Outcome<Option<DeviceCall>> {
+pub(crate) fn look(symbol: &str) -> CallResult<Option<DeviceCall>> {
     let Some((process, _)) = THIS.get() else { return Ok(None) };
     match process.look() {
         Ok(Some(call)) => Ok(Some(call)),
@@ -42,7 +42,7 @@ pub(crate) fn look(symbol: &str) -> Outcome<Option<DeviceCall>> {
 }
 
 /// Begins a call that looks at memory.
-pub(crate) fn look_at_memory() -> Outcome<Option<DeviceCall>> {
+pub(crate) fn look_at_memory() -> CallResult<Option<DeviceCall>> {
     let Some((process, _)) = THIS.get() else { return Ok(None) };
     process.look().map_err(|_| Code::LAUNCH_FAILED)?.ok_or(Code::OPERATING_SYSTEM).map(Some)
 }
@@ -56,7 +56,7 @@ fn end_of(symbol: &str) -> ! {
 }
 
 /// Registers this process, if the settings name a folder.
-pub(crate) fn register(state: &'static State) -> Outcome {
+pub(crate) fn register(state: &'static SimulatorState) -> CallResult {
     let config = faults::config()?;
     let Some(folder) = &config.processes else { return Ok(()) };
     let refused = |error: std::io::Error| {
@@ -72,7 +72,7 @@ pub(crate) fn register(state: &'static State) -> Outcome {
 
 /// What this process holds, on all devices.
 struct ProcessMemory {
-    state: &'static State,
+    state: &'static SimulatorState,
     folder: &'static Path,
     script: &'static Script,
     /// A restore has failed.
@@ -151,7 +151,7 @@ fn failure(code: Code) -> StepFailure {
 }
 
 /// Makes a step of another process.
-pub(crate) fn make(step: CheckpointStep, pid: c_int, wait_max: Duration) -> Outcome {
+pub(crate) fn make(step: CheckpointStep, pid: c_int, wait_max: Duration) -> CallResult {
     let (checkpointer, pid) = (others()?, pid.cast_unsigned());
     let done = match step {
         CheckpointStep::Lock => checkpointer.lock(pid, wait_max),
@@ -164,7 +164,7 @@ pub(crate) fn make(step: CheckpointStep, pid: c_int, wait_max: Duration) -> Outc
 }
 
 /// The number of a process's state. Waits for a step under way.
-pub(crate) fn state(pid: c_int) -> Outcome<c_int> {
+pub(crate) fn state(pid: c_int) -> CallResult<c_int> {
     let checkpointer = others()?;
     loop {
         let found = checkpointer.state(pid.cast_unsigned()).map_err(|error| code_of(&error.kind))?;
@@ -178,7 +178,7 @@ pub(crate) fn state(pid: c_int) -> Outcome<c_int> {
     }
 }
 
-fn others() -> Outcome<HostCheckpointer> {
+fn others() -> CallResult<HostCheckpointer> {
     state::get()?;
     let folder = faults::config()?.processes.as_ref().ok_or(Code::NOT_SUPPORTED)?;
     Ok(HostCheckpointer::open(folder).answering_within(ANSWER_MAX))

@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use poorwill_core::driver::Result as DriverResult;
 use poorwill_core::{Driver, DriverError, DriverErrorKind, EventId, Pending, StreamId};
 
-use crate::abi::{Code, Outcome};
+use crate::abi::{CallResult, Code};
 use crate::context::Current;
-use crate::state::{Device, Handle, State};
+use crate::state::{Device, Handle, SimulatorState};
 
 /// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`, which are not handles.
 const LEGACY: Handle = 1;
@@ -48,14 +48,14 @@ pub(crate) struct Point {
 }
 
 impl Point {
-    pub(crate) fn record(device: &'static Device, stream: &Stream) -> Outcome<Self> {
+    pub(crate) fn record(device: &'static Device, stream: &Stream) -> CallResult<Self> {
         let upto = stream.in_flight.queued();
         let id = device.host.event_record(stream.id)?;
         Ok(Self { device, id, in_flight: Arc::clone(&stream.in_flight), upto })
     }
 
     /// Whether all work before it is complete. If so, its failures are recorded on the device.
-    pub(crate) fn has_passed(&self) -> Outcome<bool> {
+    pub(crate) fn has_passed(&self) -> CallResult<bool> {
         let passed = self.device.host.event_query(self.id)?;
         if passed {
             self.in_flight.record_outcomes(self.device, self.upto);
@@ -63,7 +63,7 @@ impl Point {
         Ok(passed)
     }
 
-    pub(crate) fn wait(&self) -> Outcome {
+    pub(crate) fn wait(&self) -> CallResult {
         self.device.host.event_synchronize(self.id)?;
         self.in_flight.record_outcomes(self.device, self.upto);
         Ok(())
@@ -128,7 +128,7 @@ fn failed(error: DriverError) -> Code {
 
 impl Stream {
     /// Keeps the outcome of work that was just queued.
-    pub(crate) fn track(&self, device: &'static Device, queued: DriverResult<Pending<()>>) -> Outcome {
+    pub(crate) fn track(&self, device: &'static Device, queued: DriverResult<Pending<()>>) -> CallResult {
         let mut outcomes = self.in_flight.lock();
         outcomes.pending.push_back(queued?);
         let pending = outcomes.pending.len();
@@ -144,11 +144,11 @@ impl Stream {
         Ok(())
     }
 
-    pub(crate) fn is_idle(&self, device: &'static Device) -> Outcome<bool> {
+    pub(crate) fn is_idle(&self, device: &'static Device) -> CallResult<bool> {
         Point::record(device, self)?.has_passed()
     }
 
-    pub(crate) fn wait(&self, device: &Device) -> Outcome {
+    pub(crate) fn wait(&self, device: &Device) -> CallResult {
         let upto = self.in_flight.queued();
         device.host.stream_synchronize(self.id)?;
         self.in_flight.record_outcomes(device, upto);
@@ -156,9 +156,9 @@ impl Stream {
     }
 }
 
-impl State {
+impl SimulatorState {
     /// The stream of a handle, in any context.
-    pub(crate) fn any_stream(&self, current: &Current, handle: Handle) -> Outcome<Stream> {
+    pub(crate) fn any_stream(&self, current: &Current, handle: Handle) -> CallResult<Stream> {
         match handle {
             0 | LEGACY => Ok(Stream {
                 context: current.context,
@@ -175,12 +175,12 @@ impl State {
 
 impl Current {
     /// The stream of a handle, which must be of this context.
-    pub(crate) fn stream(&self, handle: Handle) -> Outcome<Stream> {
+    pub(crate) fn stream(&self, handle: Handle) -> CallResult<Stream> {
         let stream = self.state.any_stream(self, handle)?;
         if stream.context == self.context { Ok(stream) } else { Err(Code::INVALID_HANDLE) }
     }
 
-    pub(crate) fn wait_for_device(&self) -> Outcome {
+    pub(crate) fn wait_for_device(&self) -> CallResult {
         let of_device = |stream: &&Stream| stream.device == self.device.ordinal;
         let mut in_flight: Vec<Arc<InFlight>> = self
             .state

@@ -5,7 +5,7 @@
 
 use std::ffi::c_int;
 
-use crate::abi::{Code, Outcome};
+use crate::abi::{CallResult, Code};
 use crate::config::{number, size};
 
 /// The simulation of one device; by default a whole GPU of compute capability 8.0 without other users.
@@ -118,7 +118,7 @@ impl Simulation {
     }
 
     /// Total and free memory, as by `cuMemGetInfo`.
-    pub(crate) fn info(&self, memory: MemoryUse) -> Outcome<(u64, u64)> {
+    pub(crate) fn info(&self, memory: MemoryUse) -> CallResult<(u64, u64)> {
         if let Some(code) = self.info_code {
             return Err(code);
         }

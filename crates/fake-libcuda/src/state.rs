@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use poorwill_core::{DeviceRange, Driver};
 use poorwill_driver::HostDevice;
 
-use crate::abi::{Census, Code, Outcome};
+use crate::abi::{CallResult, Census, Code};
 use crate::capture::{Capture, Graph};
 use crate::context::Context;
 use crate::memory::{Backing, Mapping, Registered, Reservation};
@@ -25,7 +25,7 @@ pub(crate) type Handle = u64;
 
 /// In a handle's upper byte, so that it is never an address.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Kind {
+pub(crate) enum HandleKind {
     Context = 1,
     Stream,
     Event,
@@ -36,7 +36,7 @@ pub(crate) enum Kind {
 }
 
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct SimulatorState {
     pub(crate) devices: Vec<Device>,
     tables: Mutex<Tables>,
 }
@@ -67,7 +67,7 @@ impl Device {
     }
 
     /// Its memory without the simulation.
-    pub(crate) fn memory(&self) -> Outcome<MemoryUse> {
+    pub(crate) fn memory(&self) -> CallResult<MemoryUse> {
         let memory = self.host.memory_info()?;
         Ok(MemoryUse {
             capacity_bytes: memory.total_bytes,
@@ -83,14 +83,14 @@ impl Device {
         self.host.taken_off_bytes() <= free_bytes
     }
 
-    pub(crate) fn wait(&self) -> Outcome {
+    pub(crate) fn wait(&self) -> CallResult {
         self.waiting.fetch_add(1, Ordering::AcqRel);
         let waited = self.host.synchronize();
         self.waiting.fetch_sub(1, Ordering::AcqRel);
         Ok(waited?)
     }
 
-    pub(crate) fn check(&self) -> Outcome {
+    pub(crate) fn check(&self) -> CallResult {
         match self.failure.load(Ordering::Relaxed) {
             0 => Ok(()),
             code => Err(Code(code)),
@@ -126,22 +126,22 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    pub(crate) fn new_handle(&mut self, kind: Kind) -> Handle {
+    pub(crate) fn new_handle(&mut self, kind: HandleKind) -> Handle {
         self.created += 1;
         (kind as u64) << 56 | self.created << 4
     }
 }
 
-static STATE: OnceLock<&'static State> = OnceLock::new();
+static STATE: OnceLock<&'static SimulatorState> = OnceLock::new();
 static OPENING: Mutex<()> = Mutex::new(());
 
 /// The state, after `cuInit`.
-pub(crate) fn get() -> Outcome<&'static State> {
+pub(crate) fn get() -> CallResult<&'static SimulatorState> {
     STATE.get().copied().ok_or(Code::NOT_INITIALIZED)
 }
 
 /// Opens the devices, once.
-pub(crate) fn open() -> Outcome {
+pub(crate) fn open() -> CallResult {
     let _one_at_a_time = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
     if STATE.get().is_some() {
         return Ok(());
@@ -154,7 +154,7 @@ pub(crate) fn open() -> Outcome {
                 eprintln!("fake libcuda: device {ordinal} of POORWILL_FAKE_CUDA_DEVICES: {error}");
                 Code::INVALID_VALUE
             })?;
-            let primary = tables.new_handle(Kind::Context);
+            let primary = tables.new_handle(HandleKind::Context);
             Ok(Device {
                 ordinal,
                 host,
@@ -165,26 +165,26 @@ pub(crate) fn open() -> Outcome {
                 failure: AtomicI32::new(0),
             })
         });
-    let devices = devices.collect::<Outcome<Vec<Device>>>()?;
+    let devices = devices.collect::<CallResult<Vec<Device>>>()?;
     if devices.is_empty() {
         return Err(Code::NO_DEVICE);
     }
-    let state = Box::leak(Box::new(State { devices, tables: Mutex::new(tables) }));
+    let state = Box::leak(Box::new(SimulatorState { devices, tables: Mutex::new(tables) }));
     process::register(state)?;
     STATE.get_or_init(|| state);
     Ok(())
 }
 
-impl State {
+impl SimulatorState {
     pub(crate) fn tables(&self) -> MutexGuard<'_, Tables> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn device(&self, ordinal: c_int) -> Outcome<&Device> {
+    pub(crate) fn device(&self, ordinal: c_int) -> CallResult<&Device> {
         usize::try_from(ordinal).ok().and_then(|at| self.devices.get(at)).ok_or(Code::INVALID_DEVICE)
     }
 
-    pub(crate) fn census(&self, ordinal: c_int) -> Outcome<Census> {
+    pub(crate) fn census(&self, ordinal: c_int) -> CallResult<Census> {
         let device = self.device(ordinal)?;
         let memory = device.memory()?;
         let tables = self.tables();
@@ -205,7 +205,7 @@ impl State {
     }
 }
 
-pub(crate) fn range(addr: u64, bytes: usize) -> Outcome<DeviceRange> {
+pub(crate) fn range(addr: u64, bytes: usize) -> CallResult<DeviceRange> {
     let bytes = bytes as u64;
     addr.checked_add(bytes).map(|_| DeviceRange::new(addr, bytes)).ok_or(Code::INVALID_VALUE)
 }

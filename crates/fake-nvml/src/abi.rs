@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_char, c_uint};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Code(pub(crate) c_uint);
 
-pub(crate) type Outcome<T = ()> = Result<T, Code>;
+pub(crate) type CallResult<T = ()> = Result<T, Code>;
 
 impl Code {
     pub(crate) const UNINITIALIZED: Self = Self(1);
@@ -83,7 +83,7 @@ const _: () = assert!(size_of::<MemoryV2>() == 40 && size_of::<ProcessInfo>() ==
 pub(crate) struct Out<T>(*mut T);
 
 impl<T: Copy> Out<T> {
-    pub(crate) fn set(&self, value: T) -> Outcome {
+    pub(crate) fn set(&self, value: T) -> CallResult {
         self.check()?;
         // SAFETY: F1, a pointer that is not NULL may be written to.
         unsafe { self.0.write(value) };
@@ -91,21 +91,21 @@ impl<T: Copy> Out<T> {
     }
 
     /// For parameters that the caller fills in.
-    pub(crate) fn get(&self) -> Outcome<T> {
+    pub(crate) fn get(&self) -> CallResult<T> {
         self.check()?;
         // SAFETY: F1, a pointer that is not NULL points at a value of its type.
         Ok(unsafe { self.0.read() })
     }
 
     /// Writes several values; the caller has promised space for as many.
-    pub(crate) fn set_list(&self, values: &[T]) -> Outcome {
+    pub(crate) fn set_list(&self, values: &[T]) -> CallResult {
         self.check()?;
         // SAFETY: F1, there is space for as many values as the caller states, and no Rust reference to it.
         unsafe { self.0.copy_from_nonoverlapping(values.as_ptr(), values.len()) };
         Ok(())
     }
 
-    fn check(&self) -> Outcome {
+    fn check(&self) -> CallResult {
         if self.is_null() { Err(Code::INVALID_ARGUMENT) } else { Ok(()) }
     }
 
@@ -116,7 +116,7 @@ impl<T: Copy> Out<T> {
 
 impl Out<u8> {
     /// Fails unless the text and a zero fit.
-    pub(crate) fn set_text(&self, text: &str, len: c_uint) -> Outcome {
+    pub(crate) fn set_text(&self, text: &str, len: c_uint) -> CallResult {
         self.check()?;
         let bytes = [text.as_bytes(), &[0]].concat();
         if usize::try_from(len).is_ok_and(|len| bytes.len() <= len) {
@@ -131,7 +131,7 @@ impl Out<u8> {
 pub(crate) struct Text(*const c_char);
 
 impl Text {
-    pub(crate) fn get(&self) -> Outcome<String> {
+    pub(crate) fn get(&self) -> CallResult<String> {
         if self.0.is_null() {
             return Err(Code::INVALID_ARGUMENT);
         }

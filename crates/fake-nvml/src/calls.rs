@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_uint};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::abi::{self, Code, Handle, Memory, MemoryV2, Out, Outcome, ProcessInfo, Text};
+use crate::abi::{self, CallResult, Code, Handle, Memory, MemoryV2, Out, ProcessInfo, Text};
 use crate::{processes, state};
 
 /// The first version with CUDA 13.0, which is the fake libcuda's.
@@ -11,7 +11,7 @@ const DRIVER_VERSION: &str = "580.65.06";
 /// The instance numbers of processes on an undivided card.
 const NO_INSTANCE: c_uint = c_uint::MAX;
 
-fn enter(body: impl FnOnce() -> Outcome) -> c_uint {
+fn enter(body: impl FnOnce() -> CallResult) -> c_uint {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => 0,
         Ok(Err(code)) => code.0,
@@ -19,7 +19,7 @@ fn enter(body: impl FnOnce() -> Outcome) -> c_uint {
     }
 }
 
-/// Defines symbols: `NAME(ARGUMENTS) { BODY }`; the body returns an [`Outcome`].
+/// Defines symbols: `NAME(ARGUMENTS) { BODY }`; the body returns an [`CallResult`].
 macro_rules! entries {
     ($($name:ident($($argument:ident: $kind:ty),*) $body:block)+) => {
         $(
@@ -183,7 +183,7 @@ entries! {
 }
 
 /// As set, with what processes hold now.
-fn memory_of(device: Handle) -> Outcome<Memory> {
+fn memory_of(device: Handle) -> CallResult<Memory> {
     let state = state::get()?;
     let device = state.device(device)?;
     let held = processes::on(device.uuid_text()).into_iter().map(|(_, bytes)| bytes).sum();

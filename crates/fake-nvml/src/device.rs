@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use crate::abi::{Code, Memory, Outcome};
+use crate::abi::{CallResult, Code, Memory};
 
 pub(crate) const INSTANCE: &str = "MIG-";
 pub(crate) const CARD: &str = "GPU-";
@@ -74,7 +74,7 @@ impl Device {
     }
 
     /// `held_bytes`: of processes beside the settings.
-    pub(crate) fn memory(&self, held_bytes: u64) -> Outcome<Memory> {
+    pub(crate) fn memory(&self, held_bytes: u64) -> CallResult<Memory> {
         if let Some(code) = self.memory_error {
             return Err(code);
         }

@@ -2,30 +2,30 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::abi::{Code, Handle, Outcome};
+use crate::abi::{CallResult, Code, Handle};
 use crate::config;
 use crate::device::Device;
 
 /// A handle is an index, counted from 1.
 #[derive(Debug)]
-pub(crate) struct State(Vec<Device>);
+pub(crate) struct SimulatorState(Vec<Device>);
 
 /// The devices while the library is initialized, and how often it was.
 #[derive(Debug)]
 struct Open {
-    state: Arc<State>,
+    state: Arc<SimulatorState>,
     users: u64,
 }
 
 static OPEN: Mutex<Option<Open>> = Mutex::new(None);
 
 /// Fails unless initialized.
-pub(crate) fn get() -> Outcome<Arc<State>> {
+pub(crate) fn get() -> CallResult<Arc<SimulatorState>> {
     lock().as_ref().map(|open| Arc::clone(&open.state)).ok_or(Code::UNINITIALIZED)
 }
 
 /// Reads the settings, unless initialized.
-pub(crate) fn open() -> Outcome {
+pub(crate) fn open() -> CallResult {
     let mut held = lock();
     if let Some(open) = &mut *held {
         open.users += 1;
@@ -35,12 +35,12 @@ pub(crate) fn open() -> Outcome {
         eprintln!("fake NVML: {problem}");
         Code::INVALID_ARGUMENT
     })?;
-    *held = Some(Open { state: Arc::new(State(devices)), users: 1 });
+    *held = Some(Open { state: Arc::new(SimulatorState(devices)), users: 1 });
     Ok(())
 }
 
 /// Undoes one [`open`].
-pub(crate) fn close() -> Outcome {
+pub(crate) fn close() -> CallResult {
     let mut held = lock();
     let open = held.as_mut().ok_or(Code::UNINITIALIZED)?;
     open.users -= 1;
@@ -54,8 +54,8 @@ fn lock() -> MutexGuard<'static, Option<Open>> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl State {
-    pub(crate) fn device(&self, handle: Handle) -> Outcome<&Device> {
+impl SimulatorState {
+    pub(crate) fn device(&self, handle: Handle) -> CallResult<&Device> {
         handle.0.checked_sub(1).and_then(|at| self.0.get(at)).ok_or(Code::INVALID_ARGUMENT)
     }
 
@@ -68,19 +68,19 @@ impl State {
         self.handles(|device| !device.is_instance())
     }
 
-    pub(crate) fn instances(&self, card: Handle) -> Outcome<impl Iterator<Item = Handle>> {
+    pub(crate) fn instances(&self, card: Handle) -> CallResult<impl Iterator<Item = Handle>> {
         let uuid = &self.device(card)?.uuid;
         let is_of_it = |parent: &String| parent.eq_ignore_ascii_case(uuid);
         Ok(self.handles(move |device| device.parent.as_ref().is_some_and(is_of_it)))
     }
 
     /// Whether a card is divided, if it can be.
-    pub(crate) fn is_divided(&self, card: Handle) -> Outcome<bool> {
+    pub(crate) fn is_divided(&self, card: Handle) -> CallResult<bool> {
         let has_instances = self.instances(card)?.next().is_some();
         self.device(card)?.is_divided.or(has_instances.then_some(true)).ok_or(Code::NOT_SUPPORTED)
     }
 
-    pub(crate) fn name(&self, handle: Handle) -> Outcome<String> {
+    pub(crate) fn name(&self, handle: Handle) -> CallResult<String> {
         let device = self.device(handle)?;
         let number = self.cards().position(|card| card == handle);
         let by_default = number.map_or_else(

@@ -145,10 +145,10 @@ impl Candidate {
                 None => {}
                 Some(lost) => {
                     if self.status.borrow().leads_since.is_some() {
-                        tracing::warn!(reason = %lost, "it is controller no more");
+                        tracing::warn!(reason = %lost, "lost leadership");
                         self.status.send_modify(|status| status.leads_since = None);
                     } else {
-                        tracing::debug!(reason = %lost, "it cannot campaign");
+                        tracing::debug!(reason = %lost, "cannot stand for election; retrying");
                     }
                     sleep(AGAIN).await;
                 }
@@ -233,7 +233,7 @@ impl Candidate {
         let problems: Vec<String> = errors.iter().map(ToString::to_string).collect();
         if self.status.borrow().problems != problems {
             for problem in &problems {
-                tracing::warn!(problem, "what it is about is left as it is");
+                tracing::warn!(problem, "unreadable record, left unchanged");
             }
         }
         for changes in plan.changes.chunks(WRITES_MAX) {

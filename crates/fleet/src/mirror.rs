@@ -108,7 +108,7 @@ impl Follower {
             if let Err(error) = self.follow_one(&mut was_logged).await {
                 self.etcd.avoid_member();
                 if !std::mem::replace(&mut was_logged, true) {
-                    tracing::warn!(%error, prefix = &*self.prefix, "etcd cannot be followed; it is tried on");
+                    tracing::warn!(%error, prefix = &*self.prefix, "cannot watch etcd; retrying");
                 }
             }
             sleep(AGAIN).await;
@@ -129,7 +129,7 @@ impl Follower {
             (contents.revision, contents.seen_at) = (revision, asked_at);
         });
         if std::mem::take(was_logged) {
-            tracing::info!(revision, "etcd is followed again");
+            tracing::info!(revision, "watching etcd again");
         }
         let looks = self.looks();
         tokio::pin!(looks);

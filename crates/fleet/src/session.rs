@@ -103,7 +103,7 @@ impl Session {
     pub async fn end(mut self) {
         self.ending.cancel();
         if let Err(error) = (&mut self.task).await {
-            tracing::warn!(%error, "a lease was not revoked, and ends by itself");
+            tracing::warn!(%error, "cannot revoke a lease, which will expire");
         }
     }
 }
@@ -140,17 +140,17 @@ impl Keeper {
                         self.lease.send_replace(Some(lease));
                     }
                     if std::mem::take(&mut was_logged) {
-                        tracing::info!(%lease, "the lease is renewed again");
+                        tracing::info!(%lease, "renewing the lease again");
                     }
                     sleep(self.ttl / RENEWALS).await;
                 }
                 Err(error) if error.is_lease_gone() => {
-                    tracing::warn!(%error, "the lease was lost; another one is asked for");
+                    tracing::warn!(%error, "lost the lease; requesting another one");
                     self.lost();
                 }
                 Err(error) => {
                     if !std::mem::replace(&mut was_logged, true) {
-                        tracing::warn!(%error, "the lease cannot be renewed; it is tried on");
+                        tracing::warn!(%error, "cannot renew the lease; retrying");
                     }
                     sleep(self.ttl / ATTEMPTS).await;
                 }
@@ -169,7 +169,7 @@ impl Keeper {
         let Some(lease) = lease else { return };
         let revoked: Result<(), EtcdError> = self.etcd.revoke(lease).await;
         if let Err(error) = revoked {
-            tracing::warn!(%error, "the lease is not revoked, and ends by itself");
+            tracing::warn!(%error, "cannot revoke the lease, which will expire");
         }
     }
 }

@@ -86,7 +86,7 @@ pub async fn accept_with<W: Future, F: Future<Output = ()> + Send + 'static>(
                 Err(error) if is_of_one_connection(&error) => {}
                 Err(error) => {
                     if let Some(suppressed) = warnings.due(Instant::now()) {
-                        tracing::warn!(name, %error, suppressed, "a connection cannot be taken; it is tried again");
+                        tracing::warn!(name, %error, suppressed, "cannot accept a connection; retrying");
                     }
                     tokio::select! {
                         () = shutdown.cancelled() => break,

@@ -88,7 +88,7 @@ pub async fn ended(listener: &mut Option<JoinHandle<io::Result<()>>>) -> Result<
 pub async fn close((name, listener): (&'static str, Option<JoinHandle<io::Result<()>>>), until: Instant) {
     let Some(mut listener) = listener else { return };
     if tokio::time::timeout_at(until.into(), &mut listener).await.is_err() {
-        tracing::warn!(listener = name, "connections were broken off");
+        tracing::warn!(listener = name, "closed connections that did not end in time");
         listener.abort();
     }
 }

@@ -20,7 +20,7 @@ use poorwill::{
     WakeRequest,
 };
 use poorwill_testkit::child;
-use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::device::{DeviceKind, TestDevice};
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use poorwill_testkit::watchdog::eventually;
@@ -29,7 +29,7 @@ const MIB: u64 = 1 << 20;
 
 /// Size in MiB where the processes share a device; less where each has its own, and only the calls matter.
 fn size(mib: u64) -> u64 {
-    mib * MIB / if matches!(Kind::of_this_run(), Kind::Cuda(_)) { 1 } else { 16 }
+    mib * MIB / if matches!(DeviceKind::of_this_run(), DeviceKind::Cuda(_)) { 1 } else { 16 }
 }
 
 /// A pool with known bytes.

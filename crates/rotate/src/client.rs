@@ -8,8 +8,8 @@ use http_body_util::Full;
 use serde_json::{Value, json};
 
 use crate::config::{CanaryKind, Config, Key, Model};
-use crate::engine::canary::{Unreadable, is_unserved};
-use crate::engine::{Answer, Content};
+use crate::engine::canary::Unreadable;
+use crate::engine::{Answer, Content, is_unserved};
 use poorwill_net::client as transport;
 use poorwill_rotation_policy::StageName;
 

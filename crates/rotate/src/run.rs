@@ -62,11 +62,11 @@ pub enum RunError {
 #[derive(Debug)]
 pub struct Running {
     /// The front's bound address.
-    pub front: SocketAddr,
+    front: SocketAddr,
     /// Control's bound address.
-    pub control: SocketAddr,
+    control: SocketAddr,
     /// The service behind both.
-    pub service: Service,
+    service: Service,
     /// Stops the front. Running answers finish.
     closing: CancellationToken,
     /// Stops control.
@@ -154,6 +154,24 @@ fn gpus_of(config: &Config) -> BTreeSet<Gpu> {
 }
 
 impl Running {
+    /// The front's bound address.
+    #[must_use]
+    pub fn front(&self) -> SocketAddr {
+        self.front
+    }
+
+    /// Control's bound address.
+    #[must_use]
+    pub fn control(&self) -> SocketAddr {
+        self.control
+    }
+
+    /// The service behind both.
+    #[must_use]
+    pub fn service(&self) -> &Service {
+        &self.service
+    }
+
     /// Waits until a listener stops unexpectedly, and returns why.
     pub async fn ended(&mut self) -> RunError {
         let [(_, front), (_, control)] = &mut self.listeners;

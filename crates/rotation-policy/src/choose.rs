@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use super::Policy;
-use super::model::{Activation, Leave, ModelState, Move, Stage, Step, Then};
-use super::moves::NO_MEMORY;
 use super::queue::Claim;
 use super::rules::Gpu;
+use super::step::{Activation, Leave, Move, Stage, Step, Then};
 use super::time::Time;
+use super::{ModelState, Policy};
+
+pub(super) const NO_MEMORY: &str = "its GPUs have too little free memory";
 
 /// A model without requests for so long leaves for one that is prepared.
 const UNUSED: Duration = Duration::from_secs(120);

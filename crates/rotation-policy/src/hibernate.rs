@@ -3,13 +3,13 @@
 //! A sleeping engine still holds its context, kernels and graphs: the *residue*. It hibernates after a time, on command,
 //! when the residues on a GPU are too large together, or when another model lacks memory.
 
-use super::Policy;
 use super::choose::subtract;
 use super::messages::{Effect, Event};
-use super::model::{Activation, Leave, ModelState, Move, Stage, Step};
 use super::moves::{LEAST, STEADY_BYTES, TRIES, less};
 use super::rules::ModelId;
+use super::step::{Activation, Leave, Move, Stage, Step};
 use super::time::Time;
+use super::{Hibernation, ModelState, Policy};
 
 /// The residue of an engine that was neither started nor hibernated here. Most engines hold 0.8 to 2 GiB. A guess that is
 /// too high is corrected by the first hibernation, and one that is too low might prevent it.
@@ -17,28 +17,6 @@ const LIKELY_RESIDUE_BYTES: u64 = 2 << 30;
 
 /// Hibernations in a row that may end without the engine's fault before they count as its failures.
 const INTERRUPTIONS_MAX: u32 = 2;
-
-/// What is known of a model's hibernation.
-#[derive(Debug, Default)]
-pub(super) struct Hibernation {
-    /// What the last one released, on each of its GPUs.
-    pub(super) residue: Option<Vec<u64>>,
-    pub(super) asleep_since: Time,
-    /// Whether its last sleep became one.
-    pub(super) is_usual: bool,
-    /// Whether a command asked for it.
-    pub(super) is_requested: bool,
-    /// Why this engine cannot hibernate. Another one may, or this one by another configuration.
-    pub(super) impossible: Option<String>,
-    /// Whether a resume was refused although its need was free. How much it needs is not known then.
-    pub(super) needs_more: bool,
-    /// Consecutive ones.
-    failures: u32,
-    /// Consecutive ones that were not the engine's fault, as far as these are forgiven.
-    interruptions: u32,
-    /// None is begun before this time.
-    retry_at: Option<Time>,
-}
 
 impl Hibernation {
     /// After its engine changed.

@@ -49,6 +49,7 @@ mod moves;
 mod queue;
 mod rules;
 mod stage;
+mod step;
 mod time;
 
 use std::collections::BTreeMap;
@@ -60,8 +61,9 @@ pub use self::rules::{Gpu, Limits, ModelId, Rules};
 pub use self::stage::StageName;
 pub use self::time::Time;
 
-use self::model::{Activation, Leave, ModelState, Stage, Step, Then};
-use self::queue::Claim;
+use self::demand::Demand;
+use self::queue::{Claim, Queue};
+use self::step::{Activation, Costs, Leave, Move, Op, Stage, Step, Then};
 
 /// The state machine.
 #[derive(Debug)]
@@ -116,6 +118,69 @@ pub struct Status {
     pub hibernate_duration: Option<Duration>,
     /// How long it takes to resume from that, with the search for memory; `None` until measured.
     pub resume_duration: Option<Duration>,
+}
+
+/// What is known of a model, and what it does.
+#[derive(Debug)]
+struct ModelState {
+    rules: Rules,
+    stage: Stage,
+    op: Option<Op>,
+    /// Models in its way leave.
+    is_selected: bool,
+    /// When it was selected last. What it takes to come is a part of its turn.
+    selected_at: Time,
+    queue: Queue,
+    running: usize,
+    last_used: Time,
+    /// When a command asked for a wake.
+    wake_requested: Option<Time>,
+    is_pinned: bool,
+    /// Whether it still has to come up without a request.
+    is_preloading: bool,
+    /// Whether it sleeps again if no request came by then.
+    sleeps_after: bool,
+    /// The most that a sleep released, on each of its GPUs.
+    held: Option<Vec<u64>>,
+    /// What a sleep has to release, by what a wake took. A first sleep, or one after much work, may release memory that
+    /// no wake takes again.
+    min_release: Option<Vec<u64>>,
+    /// What a start takes.
+    cold: Option<Vec<u64>>,
+    hibernation: Hibernation,
+    /// Whether other memory changed during its measurement.
+    is_disturbed: bool,
+    costs: Costs,
+    demand: Demand,
+    /// The move that is going on, and its beginning.
+    moving: Option<(Move, Time)>,
+    failures: u32,
+    was_restarted: bool,
+    tries: u32,
+    /// No memory is searched before this time.
+    no_memory_until: Option<Time>,
+}
+
+/// What is known of a model's hibernation.
+#[derive(Debug, Default)]
+struct Hibernation {
+    /// What the last one released, on each of its GPUs.
+    residue: Option<Vec<u64>>,
+    asleep_since: Time,
+    /// Whether its last sleep became one.
+    is_usual: bool,
+    /// Whether a command asked for it.
+    is_requested: bool,
+    /// Why this engine cannot hibernate. Another one may, or this one by another configuration.
+    impossible: Option<String>,
+    /// Whether a resume was refused although its need was free. How much it needs is not known then.
+    needs_more: bool,
+    /// Consecutive ones.
+    failures: u32,
+    /// Consecutive ones that were not the engine's fault, as far as these are forgiven.
+    interruptions: u32,
+    /// None is begun before this time.
+    retry_at: Option<Time>,
 }
 
 impl Policy {

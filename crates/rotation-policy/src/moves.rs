@@ -3,14 +3,12 @@
 use std::time::Duration;
 
 use super::Policy;
-use super::choose::Space;
+use super::choose::{NO_MEMORY, Space};
 use super::messages::{Effect, EngineState, Event, OpId, Outcome, Refusal, Task};
-use super::model::{Activated, Activation, Leave, Move, Op, Stage, Step, Then};
 use super::queue::Claim;
 use super::rules::{Gpu, Limits, ModelId};
+use super::step::{Activated, Activation, Leave, Move, Op, Stage, Step, Then};
 use super::time::Time;
-
-pub(super) const NO_MEMORY: &str = "its GPUs have too little free memory";
 
 /// Attempts of a step without side effects.
 pub(super) const TRIES: u32 = 2;

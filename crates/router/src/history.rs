@@ -1,6 +1,7 @@
 //! The last changes of a fleet's placements, as its records had them.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use poorwill_fleet::etcd::Entry;
 use poorwill_fleet::keys::Key;
@@ -24,9 +25,29 @@ pub(super) struct Placed {
     pub(super) fence: u64,
 }
 
+/// The history, from every side. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct SharedHistory(Arc<Mutex<PlacementHistory>>);
+
+impl SharedHistory {
+    /// As [`PlacementHistory::take_in`].
+    pub(super) fn take_in<'e>(
+        &self,
+        fleet: &FleetName,
+        entries: impl IntoIterator<Item = &'e Entry>,
+        now_ms: u64,
+    ) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take_in(fleet, entries, now_ms);
+    }
+
+    pub(super) fn newest(&self) -> Vec<Placed> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).newest()
+    }
+}
+
 /// The newest are last.
 #[derive(Debug, Default)]
-pub(super) struct PlacementHistory {
+struct PlacementHistory {
     known: BTreeMap<(ModelName, NodeName), LastGoal>,
     kept: VecDeque<Placed>,
     has_begun: bool,
@@ -41,12 +62,7 @@ struct LastGoal {
 
 impl PlacementHistory {
     /// Takes in all entries below the fleet's prefix, which are as of `now_ms`.
-    pub(super) fn take_in<'e>(
-        &mut self,
-        fleet: &FleetName,
-        entries: impl IntoIterator<Item = &'e Entry>,
-        now_ms: u64,
-    ) {
+    fn take_in<'e>(&mut self, fleet: &FleetName, entries: impl IntoIterator<Item = &'e Entry>, now_ms: u64) {
         let (mut there, mut changed) = (BTreeMap::new(), Vec::new());
         // What comes later was not placed there before.
         let none = self.has_begun.then_some(Goal::None);
@@ -93,7 +109,7 @@ impl PlacementHistory {
     }
 
     /// The newest first.
-    pub(super) fn newest(&self) -> Vec<Placed> {
+    fn newest(&self) -> Vec<Placed> {
         self.kept.iter().rev().cloned().collect()
     }
 }

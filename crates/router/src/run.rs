@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use poorwill_fleet::controller::{Controller, Settings};
@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::backend::{RouteCounts, RouterBackend};
 use super::config::RouterConfig;
-use super::history::PlacementHistory;
+use super::history::SharedHistory;
 use super::operators::{self, Operated};
 use super::table::RouteTable;
 use poorwill_front::backend::Backend;
@@ -49,9 +49,9 @@ pub enum RouterError {
 #[derive(Debug)]
 pub struct RouterRunning {
     /// The front's bound address; `None` for a controller alone.
-    pub front: Option<SocketAddr>,
+    front: Option<SocketAddr>,
     /// Control's bound address; `None` if it is not configured.
-    pub control: Option<SocketAddr>,
+    control: Option<SocketAddr>,
     controller: Option<Controller>,
     /// Stops the front. Running answers finish.
     closing: CancellationToken,
@@ -87,8 +87,8 @@ pub async fn begin(
     let mirror = Mirror::start(etcd.clone(), &keys::prefix(&config.fleet));
     let (sender, table) = watch::channel(Arc::default());
     let (fleet, mut contents) = (config.fleet.clone(), mirror.contents());
-    let (shown, history) = (contents.clone(), Arc::new(Mutex::new(PlacementHistory::default())));
-    let kept = operators.is_some().then(|| Arc::clone(&history));
+    let (shown, history) = (contents.clone(), SharedHistory::default());
+    let kept = operators.is_some().then(|| history.clone());
     let following = tokio::spawn(async move {
         let _mirror = mirror;
         while contents.changed().await.is_ok() {
@@ -96,7 +96,6 @@ pub async fn begin(
             let now = contents.borrow_and_update().clone();
             sender.send_replace(Arc::new(RouteTable::of(&fleet, &now, has_tls)));
             if let Some(history) = &kept {
-                let mut history = history.lock().unwrap_or_else(PoisonError::into_inner);
                 history.take_in(&fleet, now.entries().values(), now_unix_ms());
             }
         }
@@ -157,6 +156,18 @@ fn now_unix_ms() -> u64 {
 }
 
 impl RouterRunning {
+    /// The front's bound address; `None` for a controller alone.
+    #[must_use]
+    pub fn front(&self) -> Option<SocketAddr> {
+        self.front
+    }
+
+    /// Control's bound address; `None` if it is not configured.
+    #[must_use]
+    pub fn control(&self) -> Option<SocketAddr> {
+        self.control
+    }
+
     /// Waits until a listener stops unexpectedly, and returns why. Without one, it waits for ever.
     pub async fn ended(&mut self) -> ListenerError {
         let (listener, how) = tokio::select! {

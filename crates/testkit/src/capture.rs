@@ -12,22 +12,22 @@ const FORBIDDEN: [Op; 4] = [Op::EventRecord, Op::EventQuery, Op::EventSynchroniz
 
 /// A capture, and the calls that invalidated it.
 #[derive(Debug, Default)]
-pub struct Capture(Mutex<State>);
+pub struct Capture(Mutex<CaptureState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct CaptureState {
     stream: Option<StreamId>,
     invalidated_by: Vec<Op>,
 }
 
 impl Capture {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, CaptureState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Captures this stream.
     pub fn begin(&self, stream: StreamId) {
-        *self.state() = State { stream: Some(stream), invalidated_by: Vec::new() };
+        *self.state() = CaptureState { stream: Some(stream), invalidated_by: Vec::new() };
     }
 
     /// Ends the capture.
@@ -35,7 +35,7 @@ impl Capture {
     /// # Panics
     /// If a forbidden call was made.
     pub fn end(&self) {
-        let State { invalidated_by, .. } = std::mem::take(&mut *self.state());
+        let CaptureState { invalidated_by, .. } = std::mem::take(&mut *self.state());
         assert!(invalidated_by.is_empty(), "the capture was invalidated by these calls: {invalidated_by:?}");
     }
 

@@ -24,7 +24,7 @@ pub const VARIABLE: &str = "POORWILL_TEST_DEVICE";
 
 /// A kind of device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum DeviceKind {
     /// The host device.
     Host,
     /// The CUDA driver over the fake libcuda.
@@ -33,7 +33,7 @@ pub enum Kind {
     Cuda(u32),
 }
 
-impl FromStr for Kind {
+impl FromStr for DeviceKind {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -46,7 +46,7 @@ impl FromStr for Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for DeviceKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Host => f.write_str("host"),
@@ -56,7 +56,7 @@ impl fmt::Display for Kind {
     }
 }
 
-impl Kind {
+impl DeviceKind {
     /// The kind named by the environment.
     ///
     /// # Panics
@@ -127,8 +127,8 @@ impl Kind {
 
 /// Whether the test must end here, since this kind of device lacks what it needs. Prints the reason.
 #[must_use]
-pub fn skipped_unless(has: impl FnOnce(Kind) -> bool, reason: &str) -> bool {
-    let kind = Kind::of_this_run();
+pub fn skipped_unless(has: impl FnOnce(DeviceKind) -> bool, reason: &str) -> bool {
+    let kind = DeviceKind::of_this_run();
     let skipped = !has(kind);
     if skipped {
         let test = std::thread::current().name().unwrap_or("a test").to_owned();
@@ -141,7 +141,7 @@ pub fn skipped_unless(has: impl FnOnce(Kind) -> bool, reason: &str) -> bool {
 /// A device, or a share of one, for one test.
 #[derive(Debug, Clone)]
 pub struct TestDevice {
-    kind: Kind,
+    kind: DeviceKind,
     machine: Machine,
 }
 
@@ -159,10 +159,10 @@ impl TestDevice {
     /// If the device cannot be opened.
     #[must_use]
     pub fn open(granules: u64) -> Self {
-        match Kind::of_this_run() {
-            Kind::Host => Self::host(&HostConfig::of_pages(granules)),
-            Kind::Fake => Self::slice(Kind::Fake, 1, |_| granules),
-            Kind::Cuda(ordinal) => Self::slice(Kind::Cuda(ordinal), ordinal, |_| granules),
+        match DeviceKind::of_this_run() {
+            DeviceKind::Host => Self::host(&HostConfig::of_pages(granules)),
+            DeviceKind::Fake => Self::slice(DeviceKind::Fake, 1, |_| granules),
+            DeviceKind::Cuda(ordinal) => Self::slice(DeviceKind::Cuda(ordinal), ordinal, |_| granules),
         }
     }
 
@@ -173,28 +173,28 @@ impl TestDevice {
     #[must_use]
     pub fn with_capacity(bytes: u64) -> Self {
         let granules = |driver: &dyn Driver| bytes / driver.info().granule_bytes;
-        match Kind::of_this_run() {
-            Kind::Host => Self::host(&HostConfig::with_capacity(bytes)),
-            Kind::Fake => Self::slice(Kind::Fake, 0, granules),
-            Kind::Cuda(ordinal) => Self::slice(Kind::Cuda(ordinal), ordinal, granules),
+        match DeviceKind::of_this_run() {
+            DeviceKind::Host => Self::host(&HostConfig::with_capacity(bytes)),
+            DeviceKind::Fake => Self::slice(DeviceKind::Fake, 0, granules),
+            DeviceKind::Cuda(ordinal) => Self::slice(DeviceKind::Cuda(ordinal), ordinal, granules),
         }
     }
 
     /// The largest capacity for [`TestDevice::with_capacity`].
     #[must_use]
     pub fn capacity_bytes_max() -> u64 {
-        match Kind::of_this_run() {
-            Kind::Host => u64::MAX,
-            Kind::Fake => shared(Kind::Fake, 0).info().total_bytes,
-            Kind::Cuda(ordinal) => shared(Kind::Cuda(ordinal), ordinal).info().total_bytes,
+        match DeviceKind::of_this_run() {
+            DeviceKind::Host => u64::MAX,
+            DeviceKind::Fake => shared(DeviceKind::Fake, 0).info().total_bytes,
+            DeviceKind::Cuda(ordinal) => shared(DeviceKind::Cuda(ordinal), ordinal).info().total_bytes,
         }
     }
 
     fn host(config: &HostConfig) -> Self {
-        Self { kind: Kind::Host, machine: Machine::Host(Arc::new(HostDevice::open(config).unwrap())) }
+        Self { kind: DeviceKind::Host, machine: Machine::Host(Arc::new(HostDevice::open(config).unwrap())) }
     }
 
-    fn slice(kind: Kind, ordinal: u32, granules: impl FnOnce(&dyn Driver) -> u64) -> Self {
+    fn slice(kind: DeviceKind, ordinal: u32, granules: impl FnOnce(&dyn Driver) -> u64) -> Self {
         let machine = shared(kind, ordinal);
         let granules = granules(&*machine);
         Self { kind, machine: Machine::Slice(Arc::new(Slice::new(machine, granules))) }
@@ -202,7 +202,7 @@ impl TestDevice {
 
     /// Its kind.
     #[must_use]
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> DeviceKind {
         self.kind
     }
 
@@ -227,7 +227,7 @@ impl TestDevice {
     /// Whether another process sees the same memory when it opens the device.
     #[must_use]
     pub fn is_shared_between_processes(&self) -> bool {
-        matches!(self.kind, Kind::Cuda(_))
+        matches!(self.kind, DeviceKind::Cuda(_))
     }
 
     /// Live bytes of host memory from `host_alloc`.
@@ -294,13 +294,13 @@ impl fmt::Display for TestDevice {
 }
 
 /// The device that all slices of this process share; opened once, since creating a GPU's context is slow.
-fn shared(kind: Kind, ordinal: u32) -> Arc<dyn Driver> {
-    static OPEN: Mutex<BTreeMap<(Kind, u32), Arc<dyn Driver>>> = Mutex::new(BTreeMap::new());
+fn shared(kind: DeviceKind, ordinal: u32) -> Arc<dyn Driver> {
+    static OPEN: Mutex<BTreeMap<(DeviceKind, u32), Arc<dyn Driver>>> = Mutex::new(BTreeMap::new());
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     Arc::clone(open.entry((kind, ordinal)).or_insert_with(|| open_cuda(kind, ordinal)))
 }
 
-fn open_cuda(kind: Kind, ordinal: u32) -> Arc<dyn Driver> {
+fn open_cuda(kind: DeviceKind, ordinal: u32) -> Arc<dyn Driver> {
     let library = library_of(kind);
     Arc::new(CudaDevice::open(&CudaConfig::default().numbered(ordinal).through(library)).unwrap())
 }
@@ -308,23 +308,23 @@ fn open_cuda(kind: Kind, ordinal: u32) -> Arc<dyn Driver> {
 /// The CUDA configuration of this run: the named GPU, otherwise the fake library, with a GPU's granules.
 #[must_use]
 pub fn cuda_config() -> CudaConfig {
-    match Kind::of_this_run() {
-        Kind::Cuda(ordinal) => CudaConfig::gpu(ordinal),
-        Kind::Host | Kind::Fake => CudaConfig::default().through(cuda_library()),
+    match DeviceKind::of_this_run() {
+        DeviceKind::Cuda(ordinal) => CudaConfig::gpu(ordinal),
+        DeviceKind::Host | DeviceKind::Fake => CudaConfig::default().through(cuda_library()),
     }
 }
 
 /// The library of [`cuda_config`]: `None` for the machine's.
 #[must_use]
 pub fn cuda_library() -> Option<PathBuf> {
-    match Kind::of_this_run() {
-        Kind::Cuda(_) => None,
-        Kind::Host | Kind::Fake => library_of(Kind::Fake),
+    match DeviceKind::of_this_run() {
+        DeviceKind::Cuda(_) => None,
+        DeviceKind::Host | DeviceKind::Fake => library_of(DeviceKind::Fake),
     }
 }
 
-fn library_of(kind: Kind) -> Option<PathBuf> {
-    (kind == Kind::Fake).then(poorwill_fake_libcuda::path)
+fn library_of(kind: DeviceKind) -> Option<PathBuf> {
+    (kind == DeviceKind::Fake).then(poorwill_fake_libcuda::path)
 }
 
 #[cfg(test)]
@@ -333,18 +333,18 @@ mod tests {
 
     #[test]
     fn kinds_have_names() {
-        for kind in [Kind::Host, Kind::Fake, Kind::Cuda(0), Kind::Cuda(17)] {
+        for kind in [DeviceKind::Host, DeviceKind::Fake, DeviceKind::Cuda(0), DeviceKind::Cuda(17)] {
             assert_eq!(kind.to_string().parse(), Ok(kind));
         }
         for text in ["", "cuda", "cuda:", "cuda:-1", "gpu", "host:8GiB"] {
-            let error = text.parse::<Kind>().unwrap_err();
+            let error = text.parse::<DeviceKind>().unwrap_err();
             assert!(error.contains(VARIABLE) && error.contains("cuda:N"), "{error}");
         }
     }
 
     #[test]
     fn fewer_cases_are_still_some() {
-        let kinds = [Kind::Host, Kind::Fake, Kind::Cuda(0)];
+        let kinds = [DeviceKind::Host, DeviceKind::Fake, DeviceKind::Cuda(0)];
         assert_eq!(kinds.map(|kind| kind.cases_of(Effort::Usual, 100)), [100, 25, 10]);
         assert_eq!(kinds.map(|kind| kind.cases_of(Effort::Quick, 100)), [10, 3, 1]);
         assert_eq!(kinds.map(|kind| kind.cases_of(Effort::Quick, 1)), [1, 1, 1]);

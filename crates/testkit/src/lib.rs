@@ -2,7 +2,7 @@
 //!
 //! - [`clock`]: a clock that only a test moves.
 //! - [`contract`]: the rules of [`poorwill_core::driver`], for [`driver_contract!`].
-//! - [`checkpoint`]: the rules of [`poorwill_core::hibernation`], for [`checkpoint_contract!`].
+//! - [`checkpoint`]: the rules of [`poorwill_core::hibernation`], for [`hibernation_contract!`].
 //! - [`scripted`]: drivers whose calls fail or wait as a script decides.
 //! - [`faults`]: scenarios in which the n-th driver call fails, for every n.
 //! - [`book`]: the snippets of the project's pages.
@@ -34,8 +34,6 @@ pub mod broken;
 pub mod browser;
 pub mod capture;
 pub mod certificates;
-#[cfg(target_os = "linux")]
-pub mod checkpoint;
 pub mod child;
 pub mod clock;
 pub mod command;
@@ -51,6 +49,8 @@ pub mod etcd;
 pub mod faults;
 mod forward;
 pub mod granules;
+#[cfg(target_os = "linux")]
+pub mod hibernation;
 pub mod latch;
 pub mod model;
 pub mod pattern;

@@ -6,7 +6,7 @@ use poorwill::{Arena, PoolConfig, PoolError};
 use poorwill_bench::churn::{
     ChurnEvent, ChurnPlan, ChurnProgress, ChurnReport, Load, Step, peak_live_bytes, run,
 };
-use poorwill_testkit::device::{Kind, TestDevice, skipped_unless};
+use poorwill_testkit::device::{DeviceKind, TestDevice, skipped_unless};
 
 /// What every load fits into at its full size.
 const LARGE_BYTES: u64 = 64 << 30;
@@ -152,7 +152,7 @@ fn an_observer_can_end_the_run_and_nothing_stays() {
 fn for_all_loads(check: impl Fn(&str, &ChurnPlan)) {
     for load in Load::ALL {
         let mut seen: Vec<Vec<Step>> = Vec::new();
-        for seed in 0..Kind::of_this_run().cases(21).into() {
+        for seed in 0..DeviceKind::of_this_run().cases(21).into() {
             let steps = load.steps(seed);
             if !seen.contains(&steps) {
                 seen.push(steps);
@@ -171,7 +171,7 @@ fn no_load_holds_noticeably_more_than_it_needs() {
         let plan = ChurnPlan { rounds: NonZeroU32::new(3).unwrap(), ..*one_round };
         let (report, _) = checked(&arena(LARGE_BYTES, None), &plan);
         assert_eq!(report.failed, None, "{case}");
-        if Kind::of_this_run() != Kind::Host {
+        if DeviceKind::of_this_run() != DeviceKind::Host {
             // On other devices an event completes late even without queued work. This load ends so soon that
             // freed memory is not stream-safe yet, and only a limit makes the pool wait.
             return;

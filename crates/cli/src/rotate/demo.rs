@@ -202,14 +202,14 @@ async fn serve(
         "three mock engines on one simulated GPU of {GPU}, two of which fit; {} injects faults",
         MODELS[FAULTY]
     ));
-    print(&format!("the page: http://{}/", running.control));
-    print(&format!("the models: http://{}/v1/models", running.front));
+    print(&format!("the page: http://{}/", running.control()));
+    print(&format!("the models: http://{}/v1/models", running.front()));
     print(&format!("traffic for {:.0} s; end it with Ctrl-C", duration.as_secs_f64()));
     let began = Instant::now();
     let tally = Arc::new(Mutex::new(Tally::default()));
-    let follower = tokio::spawn(follow(running.service.events(), Arc::clone(&tally), json));
-    let injector = tokio::spawn(inject(running.service.events(), faulty));
-    set_addresses(&mut config, running.front, running.control);
+    let follower = tokio::spawn(follow(running.service().events(), Arc::clone(&tally), json));
+    let injector = tokio::spawn(inject(running.service().events(), faulty));
+    set_addresses(&mut config, running.front(), running.control());
     let client = Arc::new(Client::of(&config));
     let clients: Vec<_> =
         (0..CLIENTS).map(|nth| tokio::spawn(traffic(Arc::clone(&client), nth, Arc::clone(&tally)))).collect();

@@ -51,7 +51,7 @@ async fn serve(
 ) -> Result<(), Failure> {
     let reload = Arc::new(Notify::new());
     let reading =
-        tokio::spawn(reload_on_notify(running.service.clone(), path.to_path_buf(), Arc::clone(&reload)));
+        tokio::spawn(reload_on_notify(running.service().clone(), path.to_path_buf(), Arc::clone(&reload)));
     loop {
         tokio::select! {
             ended = running.ended() => {

@@ -205,7 +205,7 @@ fn a_second_router_leads_when_the_first_is_killed_or_stopped() {
     let later = fleet.fence("amber");
     assert!(later > fence, "{later} and {fence}");
     first.signal("CONT");
-    fixture::until(&first, "it notices", || first.log().contains("it is controller no more"));
+    fixture::until(&first, "it notices", || first.log().contains("lost leadership"));
     fleet.order(&["pin", "amber", "--off"]).succeeded();
     for router in [0, 1] {
         assert_eq!(fleet.say(router, "birch", PROMPT), truth[1][0]);

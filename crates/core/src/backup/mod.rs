@@ -10,6 +10,7 @@
 //! - **Owned.** A copy owns the buffer that it writes, and shares the one that it reads.
 //! - **Released.** Dropping a buffer returns it without waiting.
 
+mod buffers;
 mod compress;
 mod disk;
 mod footprint;

@@ -3,7 +3,11 @@
 //! Values are dealt to the threads of a GPU's warp, which decodes a block. Value
 //! `256 * row + 8 * thread + nth` is code `8 * row + nth` of its thread.
 
-use super::{BLOCK_BYTES, UNIT_BYTES};
+/// Raw bytes of a block; granules are multiples of it.
+pub const BLOCK_BYTES: usize = 4096;
+
+/// The data of blocks begins at multiples of this.
+pub(crate) const UNIT_BYTES: usize = 128;
 
 pub(super) type BlockBytes = [u8; BLOCK_BYTES];
 

@@ -13,16 +13,12 @@
 
 mod block;
 
+pub use self::block::BLOCK_BYTES;
+pub(crate) use self::block::UNIT_BYTES;
 use self::block::{BlockBytes, BlockHead, Plan};
 
 /// Stored wherever a code outlives the process.
 pub const CODEC_VERSION: u32 = 1;
-
-/// Raw bytes of a block; granules are multiples of it.
-pub const BLOCK_BYTES: usize = 4096;
-
-/// The data of blocks begins at multiples of this.
-pub(crate) const UNIT_BYTES: usize = 128;
 
 /// Codes are multiples of this.
 const END_BYTES: usize = 16;

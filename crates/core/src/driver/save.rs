@@ -1,13 +1,13 @@
 //! What [`super::Driver::save`] promises, for drivers that compute the digests in `wait`.
 
-use super::{CopyPart, DriverError, Op, Result};
+use super::{CopyPart, DriverError, Op};
 use crate::digest::Digest;
 
 /// Checks that every part begins and ends on granules of the device.
 ///
 /// # Errors
 /// `InvalidArgument`.
-pub fn check(granule_bytes: u64, parts: &[CopyPart]) -> Result<()> {
+pub fn check(granule_bytes: u64, parts: &[CopyPart]) -> Result<(), DriverError> {
     let is_whole = |part: &&CopyPart| {
         part.device.addr.is_multiple_of(granule_bytes) && part.device.bytes.is_multiple_of(granule_bytes)
     };
@@ -25,7 +25,7 @@ pub fn check(granule_bytes: u64, parts: &[CopyPart]) -> Result<()> {
 ///
 /// # Errors
 /// `InvalidArgument` when a part is not inside.
-pub fn digests(bytes: &[u8], granule_bytes: u64, parts: &[CopyPart]) -> Result<Vec<Digest>> {
+pub fn digests(bytes: &[u8], granule_bytes: u64, parts: &[CopyPart]) -> Result<Vec<Digest>, DriverError> {
     let outside = |part: &CopyPart| {
         let (offset, len) = (part.host_offset, bytes.len());
         DriverError::invalid(Op::Save, format!("offset {offset} is not inside a buffer of {len} bytes"))

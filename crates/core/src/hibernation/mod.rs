@@ -3,7 +3,7 @@
 //! A process that sleeps still holds its context, its kernels and its graphs on the device. A checkpointer moves all of
 //! that to host memory. The process keeps running on the CPU; new work for the device waits until it is back.
 //!
-//! Each rule has a name in brackets, and tests in `poorwill_testkit::checkpoint`, which runs with every checkpointer.
+//! Each rule has a name in brackets, and tests in `poorwill_testkit::hibernation`, which runs with every checkpointer.
 //!
 //! Processes that depend on each other go as a set: [`plan`].
 //!

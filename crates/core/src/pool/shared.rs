@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::state::State;
+use super::state::PoolState;
 use crate::backup::Backups;
 use crate::driver::{Driver, StreamId};
 use crate::pool::parts::physical::{Counters, PhysicalMemory};
@@ -40,14 +40,14 @@ pub(super) struct Shared {
     starving: AtomicU32,
     /// Freed memory that a request has awaited without success.
     stalled_bytes: AtomicU64,
-    state: Monitor<State>,
+    state: Monitor<PoolState>,
     memory: HandoverLock<PhysicalMemory>,
     scratch: ScratchMemory,
     counters: Arc<Counters>,
     commands: Monitor<Commands>,
 }
 
-pub(super) type StateGuard<'a> = MutexGuard<'a, State>;
+pub(super) type StateGuard<'a> = MutexGuard<'a, PoolState>;
 pub(super) type MemoryGuard<'a> = MutexGuard<'a, PhysicalMemory>;
 
 #[derive(Debug)]
@@ -135,7 +135,7 @@ impl Shared {
             preparing: Mutex::default(),
             starving: AtomicU32::default(),
             stalled_bytes: AtomicU64::default(),
-            state: Monitor::new(State::new(shape, pool, config.cached_max_bytes)),
+            state: Monitor::new(PoolState::new(shape, pool, config.cached_max_bytes)),
             counters,
             commands: Monitor::new(Commands::default()),
         })
@@ -317,7 +317,10 @@ impl Shared {
     }
 
     /// Keeps awake tags that satisfy `wanted` from falling asleep, except those under exclusive access.
-    pub(super) fn shared_accesses(&self, wanted: impl Fn(&State, TagKey) -> bool) -> Vec<SharedAccess<'_>> {
+    pub(super) fn shared_accesses(
+        &self,
+        wanted: impl Fn(&PoolState, TagKey) -> bool,
+    ) -> Vec<SharedAccess<'_>> {
         // Dropping an access locks the state, so the guard below is dropped first.
         let mut shared_accesses = Vec::new();
         let mut state = self.lock_state();
@@ -418,7 +421,7 @@ pub(super) struct SharedAccess<'a> {
 
 impl<'a> SharedAccess<'a> {
     /// No call may have exclusive access to the tag.
-    pub(super) fn enter(shared: &'a Shared, state: &mut State, tag: TagKey) -> Self {
+    pub(super) fn enter(shared: &'a Shared, state: &mut PoolState, tag: TagKey) -> Self {
         state.tags_mut().get_mut(tag).enter();
         Self { shared, tag }
     }

@@ -25,7 +25,7 @@ use crate::tag::{Tag, TagPolicy};
 const SEGMENTS_A_TAG: usize = 16;
 
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct PoolState {
     heap: Heap,
     tags: Tags,
     backups: BackupIndex,
@@ -36,7 +36,7 @@ pub(super) struct State {
     holds: Holds,
 }
 
-impl State {
+impl PoolState {
     pub(super) fn new(shape: Shape, pool: u32, cached_max_bytes: Option<u64>) -> Self {
         let mut state = Self {
             heap: Heap::new(shape, pool),

@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::state::State;
+use super::state::PoolState;
 use crate::backup::DiskInfo;
-use crate::pool::parts::heap::{Kind, Segment};
+use crate::pool::parts::heap::{HeapBlockKind, Segment};
 use crate::pool::parts::physical::Counters;
 use crate::pool::tools::keys::TagKey;
 use crate::tag::{Tag, TagState};
@@ -220,21 +220,21 @@ pub struct Remembered {
 }
 
 impl BlockKind {
-    fn of(kind: Kind) -> Option<Self> {
+    fn of(kind: HeapBlockKind) -> Option<Self> {
         Some(match kind {
-            Kind::Live => Self::Live,
-            Kind::Waiting => Self::Waiting,
-            Kind::Small => Self::Small,
-            Kind::Large => Self::Large,
-            Kind::Pinned => Self::Pinned,
-            Kind::Unmapped => Self::Unmapped,
-            Kind::UnmapFailed => Self::UnmapFailed,
-            Kind::Vacant => return None,
+            HeapBlockKind::Live => Self::Live,
+            HeapBlockKind::Waiting => Self::Waiting,
+            HeapBlockKind::Small => Self::Small,
+            HeapBlockKind::Large => Self::Large,
+            HeapBlockKind::Pinned => Self::Pinned,
+            HeapBlockKind::Unmapped => Self::Unmapped,
+            HeapBlockKind::UnmapFailed => Self::UnmapFailed,
+            HeapBlockKind::Vacant => return None,
         })
     }
 }
 
-impl State {
+impl PoolState {
     pub(super) fn stats(&self, counters: &Counters) -> PoolStats {
         let worth_naming = |stats: &TagStats| {
             stats.live_blocks > 0 || stats.mapped_bytes > 0 || stats.state != TagState::Awake
@@ -294,7 +294,7 @@ impl State {
 
     fn segment_snapshot(&self, segment: &Segment) -> SegmentSnapshot {
         let blocks = self.heap().walk(segment).filter_map(|(kind, block)| {
-            let requested_bytes = (kind == Kind::Live).then(|| block.requested_bytes());
+            let requested_bytes = (kind == HeapBlockKind::Live).then(|| block.requested_bytes());
             let kind = BlockKind::of(kind)?;
             Some(BlockSnapshot { addr: block.addr, bytes: block.bytes(), kind, requested_bytes })
         });

@@ -13,7 +13,7 @@ use poorwill_core::{
     SleepRequest, Tag, TagState, Verify, WakeRequest,
 };
 use poorwill_testkit::backups::{BackupCall, Coding, TestBackups};
-use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::device::{DeviceKind, TestDevice};
 use poorwill_testkit::latch::Latch;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use poorwill_testkit::tenant::Tenant;
@@ -279,7 +279,7 @@ fn a_spoiled_backup_is_always_found_when_everything_is_compared() {
 #[test]
 fn a_spoiled_backup_is_found_by_samples_in_64_wakes() {
     let granules = 66;
-    let stride = Kind::of_this_run().stride() * 7;
+    let stride = DeviceKind::of_this_run().stride() * 7;
     for nth in (0..granules).step_by(stride) {
         let device = TestDevice::open(128);
         let driver = quick(&device);

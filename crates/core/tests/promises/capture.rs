@@ -11,7 +11,7 @@ use poorwill_core::{
     TagState, Verify, WakeRequest,
 };
 use poorwill_testkit::capture::Capture;
-use poorwill_testkit::device::{Kind, TestDevice, skipped_unless};
+use poorwill_testkit::device::{DeviceKind, TestDevice, skipped_unless};
 use poorwill_testkit::latch::{self, Latch};
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{Call, ScriptedDriver, Verdict};
@@ -291,7 +291,7 @@ fn a_trim_waits_for_nothing_during_a_capture() {
 
 #[test]
 fn a_pool_that_is_dropped_during_a_capture_leaves_it_alone() {
-    if skipped_unless(|kind| kind == Kind::Host, "what it leaves would stay with the process") {
+    if skipped_unless(|kind| kind == DeviceKind::Host, "what it leaves would stay with the process") {
         return;
     }
     watched(|| {

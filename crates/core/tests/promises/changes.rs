@@ -12,7 +12,7 @@ use poorwill_core::{
     Changes, Level, Op, Pool, PoolConfig, PoolError, SleepReport, SleepRequest, Tag, TagState, Verify,
     WakeRequest,
 };
-use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::device::{DeviceKind, TestDevice};
 use poorwill_testkit::latch::Latch;
 use poorwill_testkit::scripted::{Call, ScriptedDriver, Verdict};
 use poorwill_testkit::tenant::Tenant;
@@ -299,7 +299,7 @@ fn what_was_freed_asleep_does_not_come_back() {
 /// Random writes between cycles: exactly the touched granules move, and every byte is right.
 #[test]
 fn only_touched_granules_move() {
-    let rounds = Kind::of_this_run().cases(60);
+    let rounds = DeviceKind::of_this_run().cases(60);
     for seed in 0..4 {
         let (_device, mut tenant, _) = tenant();
         let granule = tenant.granule();

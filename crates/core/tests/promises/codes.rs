@@ -15,7 +15,7 @@ use poorwill_core::{
 };
 use poorwill_testkit::broken::{BrokenDriver, Defect};
 use poorwill_testkit::clock::Clock;
-use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::device::{DeviceKind, TestDevice};
 use poorwill_testkit::latch::{Latch, hold};
 use poorwill_testkit::pattern::{self, weights};
 use poorwill_testkit::scripted::{Call, ScriptedDriver, Verdict};
@@ -58,7 +58,7 @@ fn cycles_with_any_changes_bring_every_byte_back() {
         let nth = tenant.load(22 * granule as u64, &Tag::weights());
         let other = tenant.load(granule as u64 * 5 / 2, &Tag::runtime());
         overwrite(&mut tenant, nth, 0, &weights(1, 22 * granule));
-        for cycle in 0..u64::from(Kind::of_this_run().cases(80)) {
+        for cycle in 0..u64::from(DeviceKind::of_this_run().cases(80)) {
             let first = tenant.random(22);
             let count = usize::try_from(tenant.random(22 - first) + 1).unwrap();
             match tenant.random(8) {
@@ -452,7 +452,7 @@ fn a_panic_leaves_no_scratch_memory() {
 
 #[test]
 fn whichever_call_fails_no_scratch_memory_is_left() {
-    let stride = Kind::of_this_run().stride_of_cycles();
+    let stride = DeviceKind::of_this_run().stride_of_cycles();
     let (mut undone, mut woken, mut unused) = (0, 0, 0);
     for (offset, burst) in (0..).zip([1, 3]) {
         for first in (offset..).step_by(stride) {

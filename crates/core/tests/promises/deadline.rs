@@ -13,7 +13,7 @@ use poorwill_core::{
     WakeProgress, WakeRequest,
 };
 use poorwill_testkit::clock::Clock;
-use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::device::{DeviceKind, TestDevice};
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use poorwill_testkit::tenant::Tenant;
 use poorwill_testkit::watchdog::watched;
@@ -178,7 +178,7 @@ fn pools_that_wait_for_each_other_take_turns() {
             tenant.pool.sleep(&SleepRequest::all(Level::One)).unwrap();
             tenant
         });
-        let turns = Kind::of_this_run().cases(30);
+        let turns = DeviceKind::of_this_run().cases(30);
         thread::scope(|scope| {
             for tenant in &tenants {
                 scope.spawn(move || {

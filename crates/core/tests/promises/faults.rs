@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use poorwill_testkit::broken::{BrokenDriver, DEFECTS, Defect};
-use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::device::{DeviceKind, TestDevice};
 use poorwill_testkit::faults::{Subject, Tally, some_calls, some_calls_of_sleeps};
 use poorwill_testkit::storing::Storing;
 
@@ -23,7 +23,7 @@ fn watched() -> Subject {
 
 #[test]
 fn every_driver_call_may_fail() {
-    let stride = Kind::of_this_run().stride();
+    let stride = DeviceKind::of_this_run().stride();
     let tally = some_calls(stride, &watched);
     expect_hard_cases(tally, stride as u64);
     let stride = stride as u64;
@@ -32,7 +32,7 @@ fn every_driver_call_may_fail() {
 
 #[test]
 fn every_driver_call_may_fail_where_backups_are_codes() {
-    let stride = Kind::of_this_run().stride() * 11;
+    let stride = DeviceKind::of_this_run().stride() * 11;
     let subject = || Subject { storing: Storing::Codes, ..watched() };
     let tally = some_calls_of_sleeps(stride, &subject);
     expect_hard_cases(tally, stride as u64);
@@ -58,7 +58,7 @@ fn passes(defect: Option<Defect>) -> bool {
     let subject =
         || Subject::new(Arc::new(BrokenDriver::new(TestDevice::open(GRANULES).driver(), defect)), || ());
     // A few runs are enough without a defect: the other test has the rest.
-    let stride = Kind::of_this_run().stride();
+    let stride = DeviceKind::of_this_run().stride();
     let stride = if defect.is_some() { stride.min(STRIDE_MAX) } else { stride * 10 };
     catch_unwind(AssertUnwindSafe(|| some_calls(stride, &subject))).is_ok()
 }

@@ -10,7 +10,7 @@ use std::thread;
 use poorwill_core::{
     AllocRequest, Block, Level, Op, Pool, PoolConfig, PoolError, SleepRequest, Tag, TagState, WakeRequest,
 };
-use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::device::{DeviceKind, TestDevice};
 use poorwill_testkit::scripted::{Call, ScriptedDriver, Verdict};
 use poorwill_testkit::tenant::Tenant;
 use poorwill_testkit::watchdog::{eventually, watched};
@@ -187,7 +187,7 @@ fn a_sleep_that_fails_while_others_allocate_is_undone() {
         let mut tenant = Tenant::new(&world.pool, 5);
         tenant.load(ASLEEP * world.granule(), &Tag::weights());
         let sleep = || world.pool.sleep(&SleepRequest::of([Tag::weights()], Level::One));
-        for passing in (0..).step_by(Kind::of_this_run().stride()) {
+        for passing in (0..).step_by(DeviceKind::of_this_run().stride()) {
             world.script.passing.store(passing, Ordering::Relaxed);
             let within = AllocRequest::new(3 * world.granule(), Tag::runtime());
             let (slept, block) = world.beside(Op::Unmap, sleep, || world.pool.alloc(&within));
@@ -216,7 +216,7 @@ fn memory_released_for_a_wake_stays_its_own() {
         // Blocks of others as large as the wake's mappings, also beside free memory of other sizes. And one block of
         // all that is left, with no single granules free.
         for (others, of_other_sizes) in [(PIECE, &[1, 3][..]), (LIMIT - ASLEEP, &[])] {
-            let stride = Kind::of_this_run().stride();
+            let stride = DeviceKind::of_this_run().stride();
             let mut calls = (0..).step_by(stride);
             while !wakes_beside_others(calls.next().unwrap(), others, of_other_sizes) {}
         }

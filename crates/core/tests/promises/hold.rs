@@ -9,7 +9,7 @@ use poorwill_core::{
     AllocRequest, Block, DeviceRange, Level, Op, Pool, PoolConfig, PoolError, SleepRequest, Tag, TagState,
     WakeRequest,
 };
-use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::device::{DeviceKind, TestDevice};
 use poorwill_testkit::latch::Latch;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use poorwill_testkit::tenant::Tenant;
@@ -219,7 +219,7 @@ fn memory_that_fails_to_unmap_in_a_held_tag_stays_there() {
 /// Whatever happens to a pool, nothing that is mapped in a held tag is unmapped.
 #[test]
 fn nothing_is_unmapped_in_a_held_tag_by_chance() {
-    let cases = u64::from(Kind::of_this_run().cases(40));
+    let cases = u64::from(DeviceKind::of_this_run().cases(40));
     for seed in 0..cases {
         let world = World::open(Some(48));
         let tags = [Tag::weights(), Tag::kv_cache(), Tag::runtime()];

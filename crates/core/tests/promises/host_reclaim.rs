@@ -10,7 +10,7 @@ use poorwill_core::{
 };
 use poorwill_driver::{HostConfig, HostDevice, HostMemoryConfig};
 use poorwill_testkit::backups::{Coding, TestBackups};
-use poorwill_testkit::device::{Kind, TestDevice, skipped_unless};
+use poorwill_testkit::device::{DeviceKind, TestDevice, skipped_unless};
 use poorwill_testkit::latch::Latch;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use poorwill_testkit::tenant::Tenant;
@@ -30,7 +30,7 @@ fn tenant(device: &TestDevice) -> Tenant {
 /// meanwhile.
 fn drop_nothing(tenant: &Tenant, tag: Option<&Tag>) {
     let dropped_bytes = tenant.pool.drop_backups(tag.map(std::slice::from_ref)).unwrap();
-    assert!(dropped_bytes == 0 || Kind::of_this_run() != Kind::Host, "{dropped_bytes}");
+    assert!(dropped_bytes == 0 || DeviceKind::of_this_run() != DeviceKind::Host, "{dropped_bytes}");
 }
 
 fn only(tag: &Tag) -> SleepRequest {
@@ -100,7 +100,7 @@ fn what_sleeps_keeps_its_backups() {
 /// Only the figures of an exclusive device are exact.
 #[test]
 fn the_machine_gets_its_memory_back() {
-    if skipped_unless(|kind| kind == Kind::Host, "tests share what another device holds") {
+    if skipped_unless(|kind| kind == DeviceKind::Host, "tests share what another device holds") {
         return;
     }
     let device = TestDevice::open(64);
@@ -182,7 +182,8 @@ fn a_sleep_has_the_idle_backups_of_pools_over_the_same_store() {
 /// The same over one driver whose host memory is limited, as a user limits it.
 #[test]
 fn a_sleep_has_the_idle_backups_of_pools_over_the_same_driver() {
-    if skipped_unless(|kind| kind == Kind::Host, "the driver of another device is shared by all tests") {
+    if skipped_unless(|kind| kind == DeviceKind::Host, "the driver of another device is shared by all tests")
+    {
         return;
     }
     let granule = HostConfig::of_pages(64).granule_bytes;

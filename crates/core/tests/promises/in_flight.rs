@@ -7,7 +7,7 @@ use poorwill_core::{
     AllocRequest, Block, Driver, Level, Op, Pool, PoolConfig, PoolError, SleepRequest, StreamId, Tag,
     WakeRequest,
 };
-use poorwill_testkit::device::{Kind, TestDevice, skipped_unless};
+use poorwill_testkit::device::{DeviceKind, TestDevice, skipped_unless};
 use poorwill_testkit::latch::{self, Latch, watched};
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
@@ -67,7 +67,7 @@ fn reclaiming_waits_for_work_in_flight() {
 
 #[test]
 fn a_panic_in_a_copy_fails_that_copy_and_no_other() {
-    if skipped_unless(|kind| kind == Kind::Host, "its copies run none of the caller's code") {
+    if skipped_unless(|kind| kind == DeviceKind::Host, "its copies run none of the caller's code") {
         return;
     }
     let device = device();

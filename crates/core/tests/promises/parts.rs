@@ -8,7 +8,7 @@ use poorwill_core::{
     AllocRequest, Block, BlockKind, DeviceRange, HostBuffer, Level, Op, Pool, PoolConfig, PoolError,
     SleepRequest, StreamId, Tag, Verify, WakeRequest,
 };
-use poorwill_testkit::device::{Kind, TestDevice, skipped_unless};
+use poorwill_testkit::device::{DeviceKind, TestDevice, skipped_unless};
 use poorwill_testkit::latch::{self, Latch};
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
@@ -225,8 +225,10 @@ fn the_rest_can_be_written_on_its_own() {
 /// does not tell when the work has passed. Any work in flight keeps the chunk from other requests.
 #[test]
 fn a_chunk_freed_in_parts_serves_no_request_while_work_touches_the_last() {
-    if skipped_unless(Kind::holds_streams_apart, "a wake needs functions of the host, behind one that holds")
-    {
+    if skipped_unless(
+        DeviceKind::holds_streams_apart,
+        "a wake needs functions of the host, behind one that holds",
+    ) {
         return;
     }
     for limited in [false, true] {

@@ -7,7 +7,7 @@ use poorwill_core::{
     AllocRequest, Block, BlockKind, Changes, DeviceRange, DriverErrorKind, Dropped, Level, Op, Pool,
     PoolConfig, PoolError, Preparation, SleepRequest, Tag, TagPolicy, Verify, WakeRequest,
 };
-use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::device::{DeviceKind, TestDevice};
 use poorwill_testkit::model::{Model, Reads};
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
@@ -411,7 +411,7 @@ fn sorted(mut tags: Vec<Tag>) -> Vec<Tag> {
 }
 
 fn config() -> ProptestConfig {
-    let cases = Kind::of_this_run().cases(100);
+    let cases = DeviceKind::of_this_run().cases(100);
     // Failures are printed in full; CI would leave a file of seeds in the tree.
     ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 2000, ..ProptestConfig::default() }
 }

@@ -12,7 +12,7 @@ use poorwill_core::{
 };
 use poorwill_driver::disk::{DiskConfig, FileDisk};
 use poorwill_testkit::backups::{Coding, TestBackups};
-use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::device::{DeviceKind, TestDevice};
 use poorwill_testkit::disk::TestDisk;
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
@@ -151,7 +151,7 @@ fn any_range_reads_as_the_device_had_it_asleep_and_awake() {
                 for (nth, bytes) in blocks.iter().zip(&slept) {
                     let range = setting.range(*nth);
                     assert!(setting.read(range).unwrap() == *bytes, "{stored:?}, block {nth}");
-                    for _ in 0..Kind::of_this_run().cases(16) {
+                    for _ in 0..DeviceKind::of_this_run().cases(16) {
                         let from = setting.tenant.random(range.bytes);
                         let len = 1 + setting.tenant.random((range.bytes - from).min(3 * granule));
                         let part = range.slice(from, len).unwrap();
@@ -447,7 +447,7 @@ fn freed_blocks_and_parts_leave_the_rest_viewable() {
 fn every_block_of_a_viewable_tag_is_viewed_as_a_whole() {
     let mut setting = Setting::new(Stored::Viewable);
     let granule = setting.granule();
-    for cycle in 0..u64::from(Kind::of_this_run().cases(40)) {
+    for cycle in 0..u64::from(DeviceKind::of_this_run().cases(40)) {
         for _ in 0..4 {
             let tenant = &mut setting.tenant;
             let count = tenant.blocks.len() as u64;

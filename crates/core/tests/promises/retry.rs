@@ -9,7 +9,7 @@ use poorwill_core::{
     AllocRequest, Block, DeviceRange, DriverErrorKind, Level, Op, Pool, PoolConfig, SleepRequest, StreamId,
     Tag, WakeRequest,
 };
-use poorwill_testkit::device::{Kind, TestDevice, skipped_unless};
+use poorwill_testkit::device::{DeviceKind, TestDevice, skipped_unless};
 use poorwill_testkit::latch::{self, Latch};
 use poorwill_testkit::scripted::{Call, ScriptedDriver, Verdict};
 use poorwill_testkit::watchdog::watched;
@@ -219,7 +219,7 @@ impl World {
 /// Work of others may never end, and the device has enough memory, in small chunks.
 #[test]
 fn memory_in_small_chunks_is_taken_before_work_is_waited_for() {
-    if skipped_unless(Kind::holds_streams_apart, HELD_TOGETHER) {
+    if skipped_unless(DeviceKind::holds_streams_apart, HELD_TOGETHER) {
         return;
     }
     for requester in BOTH {
@@ -305,7 +305,7 @@ fn free_blocks_of_streams_are_joined_when_waiting_was_in_vain() {
 /// for, which may never end.
 #[test]
 fn memory_that_passed_meanwhile_is_released_before_the_next_wait() {
-    if skipped_unless(Kind::holds_streams_apart, HELD_TOGETHER) {
+    if skipped_unless(DeviceKind::holds_streams_apart, HELD_TOGETHER) {
         return;
     }
     for requester in BOTH {

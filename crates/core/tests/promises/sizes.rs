@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use fastrand::Rng;
 use poorwill_core::{AllocRequest, Block, DriverErrorKind, Op, Pool, PoolConfig, PoolError, Tag};
-use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::device::{DeviceKind, TestDevice};
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use proptest::prelude::*;
 
@@ -148,7 +148,7 @@ fn log_uniform(random: &mut Rng, least: u64, most: u64) -> u64 {
 
 #[test]
 fn sizes_of_all_magnitudes_fit_where_live_memory_leaves_space() {
-    for seed in 0..Kind::of_this_run().cases(4).into() {
+    for seed in 0..DeviceKind::of_this_run().cases(4).into() {
         let device = TestDevice::with_capacity(12 * GIB);
         let config = PoolConfig::default().limited_to(8 * GIB);
         let mut world = World::new(device, config);
@@ -171,7 +171,7 @@ fn sizes_of_all_magnitudes_fit_where_live_memory_leaves_space() {
             world.check();
         }
         assert!(world.served > 1000 && world.refused > 10, "{} and {}", world.served, world.refused);
-        if world.device.kind() == Kind::Host {
+        if world.device.kind() == DeviceKind::Host {
             assert_eq!(world.device.resident_bytes(), 0, "nothing was touched");
         }
         world.end();
@@ -182,7 +182,7 @@ fn sizes_of_all_magnitudes_fit_where_live_memory_leaves_space() {
 #[test]
 fn after_a_freed_block_a_larger_one_fits_under_every_limit() {
     for shape in SHAPES {
-        for granules in (1..=200).step_by(Kind::of_this_run().stride()) {
+        for granules in (1..=200).step_by(DeviceKind::of_this_run().stride()) {
             for tags in [[0, 0], [1, 1], [1, 0], [0, 1]] {
                 let mut world = World::of_granules(granules, shape);
                 for (eighths, nth) in [6, 7, 8].into_iter().zip([tags[0], tags[1], tags[0]]) {
@@ -228,7 +228,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn config() -> ProptestConfig {
-    let cases = Kind::of_this_run().cases(100);
+    let cases = DeviceKind::of_this_run().cases(100);
     // Failures are printed in full; CI would leave a file of seeds in the tree.
     ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 2000, ..ProptestConfig::default() }
 }

@@ -12,7 +12,7 @@ use poorwill_core::{
 };
 use poorwill_driver::disk::{DiskConfig, DiskIo, FileDisk};
 use poorwill_driver::{HostConfig, HostDevice, HostMemoryConfig};
-use poorwill_testkit::device::{Kind, TestDevice, skipped_unless};
+use poorwill_testkit::device::{DeviceKind, TestDevice, skipped_unless};
 use poorwill_testkit::disk::{DiskCall, TestDisk};
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use poorwill_testkit::tenant::Tenant;
@@ -62,7 +62,7 @@ fn what_is_spilled_comes_back_whatever_changes() {
         let weights = tenant.load(21 * granule, &Tag::weights());
         let other = tenant.load(granule * 5 / 2, &Tag::runtime());
         simplify(&mut tenant, weights);
-        for cycle in 0..u64::from(Kind::of_this_run().cases(24)) {
+        for cycle in 0..u64::from(DeviceKind::of_this_run().cases(24)) {
             match tenant.random(4) {
                 0 => tenant.touch_granule(other, cycle % 2),
                 1 => (0..21).for_each(|nth| tenant.touch_granule(weights, nth)),
@@ -119,7 +119,8 @@ fn without_a_disk_nothing_is_spilled() {
 
 /// A host device whose host memory holds `granules` granules. Chunks of 4 make extents of 4, so 8 stay free.
 fn short_of_memory(granules: u64) -> Option<Arc<dyn Driver>> {
-    if skipped_unless(|kind| kind == Kind::Host, "the host memory of another device has no limit here") {
+    if skipped_unless(|kind| kind == DeviceKind::Host, "the host memory of another device has no limit here")
+    {
         return None;
     }
     let config = HostConfig::of_pages(4 * GRANULES);

@@ -13,7 +13,7 @@ use poorwill_core::{
     PoolError, PrepareEnd, SleepRequest, StreamId, Tag, TagState, Verify, WakeReport, WakeRequest,
 };
 use poorwill_testkit::backups::{Coding, TestBackups};
-use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::device::{DeviceKind, TestDevice};
 use poorwill_testkit::latch::Latch;
 use poorwill_testkit::scripted::{Call, ScriptedDriver, Verdict};
 use poorwill_testkit::tenant::{Known, Tenant};
@@ -37,7 +37,7 @@ fn everything() -> WakeRequest {
 
 /// A number of granules or blocks; on a GPU, whose granules are of 2 MiB, `fewer`.
 fn or_on_a_gpu<T>(usually: T, fewer: T) -> T {
-    if matches!(Kind::of_this_run(), Kind::Cuda(_)) { fewer } else { usually }
+    if matches!(DeviceKind::of_this_run(), DeviceKind::Cuda(_)) { fewer } else { usually }
 }
 
 /// A pool whose backups spoil, and its tenant.
@@ -352,7 +352,7 @@ fn spoil_asleep(fast_digests: bool, changes: Changes, verify: Option<Verify>, pr
 
 #[test]
 fn whatever_spoils_is_lost_by_name_and_nothing_else_is() {
-    let stride = Kind::of_this_run().stride_of_cycles();
+    let stride = DeviceKind::of_this_run().stride_of_cycles();
     let mut cases = 0..;
     for fast_digests in [true, false] {
         for changes in [Changes::Compared, Changes::Immutable, Changes::Volatile] {
@@ -803,7 +803,7 @@ impl Run {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: Kind::of_this_run().cases(or_on_a_gpu(150, 50)),
+        cases: DeviceKind::of_this_run().cases(or_on_a_gpu(150, 50)),
         failure_persistence: None,
         max_shrink_iters: 2000,
         ..ProptestConfig::default()

@@ -10,7 +10,7 @@ use poorwill_core::{
     AllocRequest, Decision, DecisionError, Driver, Level, LocalDecision, Pool, PoolConfig, PoolError,
     SleepReport, SleepRequest, Staged, Tag, TagState, Verdict, WakeReport, WakeRequest,
 };
-use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::device::{DeviceKind, TestDevice};
 use poorwill_testkit::scripted::{Call, ScriptedDriver, Verdict as CallVerdict};
 use poorwill_testkit::tenant::Tenant;
 use poorwill_testkit::watchdog::{eventually, watched};
@@ -359,7 +359,7 @@ fn together<R>(
 #[test]
 fn whatever_fails_a_group_is_never_half_asleep() {
     watched(|| {
-        let stride = Kind::of_this_run().stride() as u64;
+        let stride = DeviceKind::of_this_run().stride() as u64;
         let ranks = [Rank::new(1), Rank::new(2)];
         let (mut commits, mut undone, mut stranded) = (0, 0_u64, 0);
         for (victim, burst) in [(0, 1), (1, 1), (0, 3), (1, 3)] {
@@ -430,7 +430,7 @@ fn stages_of_many_threads_all_end() {
             for nth in 0..4_u32 {
                 let (tenant, ended) = (&tenant, &ended);
                 scope.spawn(move || {
-                    for turn in 0..Kind::of_this_run().cases(12) {
+                    for turn in 0..DeviceKind::of_this_run().cases(12) {
                         let commits = (nth + turn) % 2 == 0;
                         let mut ends = (0, 0);
                         if let Ok(staged) = stage_sleep(tenant, &local()) {

@@ -13,7 +13,7 @@ use poorwill_core::{
     SleepRequest, StreamId, Tag, WakeRequest,
 };
 use poorwill_testkit::broken::{BrokenDriver, Defect};
-use poorwill_testkit::device::{Kind as DeviceKind, TestDevice, skipped_unless};
+use poorwill_testkit::device::{DeviceKind, TestDevice, skipped_unless};
 use poorwill_testkit::latch::{self, Latch};
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{Call, ScriptedDriver, Verdict};
@@ -161,7 +161,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// The pool's configuration.
 #[derive(Debug, Clone, Copy)]
-struct Kind {
+struct PoolKind {
     limited: bool,
     /// The cache's mark, in granules.
     mark: Option<u64>,
@@ -170,10 +170,10 @@ struct Kind {
     defect: Option<Defect>,
 }
 
-fn kind() -> impl Strategy<Value = Kind> {
+fn kind() -> impl Strategy<Value = PoolKind> {
     let mark = prop_oneof![2 => Just(None), 1 => (0..8u64).prop_map(Some)];
     let sizes = prop_oneof![1 => Just((4, 4)), 1 => Just((4, 8)), 1 => Just((2, 6)), 1 => Just((1, 8))];
-    (any::<bool>(), mark, sizes).prop_map(|(limited, mark, (chunk_granules, span_granules))| Kind {
+    (any::<bool>(), mark, sizes).prop_map(|(limited, mark, (chunk_granules, span_granules))| PoolKind {
         limited,
         mark,
         chunk_granules,
@@ -193,7 +193,7 @@ struct Live {
 }
 
 struct Run {
-    kind: Kind,
+    kind: PoolKind,
     ledger: Arc<Mutex<Ledger>>,
     copies: BTreeMap<StreamId, Vec<Pending<()>>>,
     pool: Pool,
@@ -218,7 +218,7 @@ fn locked(ledger: &Mutex<Ledger>) -> MutexGuard<'_, Ledger> {
 }
 
 impl Run {
-    fn new(kind: Kind) -> Self {
+    fn new(kind: PoolKind) -> Self {
         let capacity = if kind.limited { CAPACITY_GRANULES * 3 / 2 } else { ENOUGH_GRANULES };
         let device = TestDevice::open(capacity);
         let streams = [StreamId::DEFAULT, device.stream_create().unwrap(), device.stream_create().unwrap()];
@@ -516,7 +516,7 @@ impl Run {
     }
 }
 
-fn run(kind: Kind, steps: &[Step]) {
+fn run(kind: PoolKind, steps: &[Step]) {
     let mut run = Run::new(kind);
     for step in steps {
         run.step(step);
@@ -556,7 +556,7 @@ fn the_property_notices_events_that_pass_too_early() {
     let mut runner = TestRunner::deterministic();
     let noticed = (0..12).filter(|case| {
         let steps = steps().new_tree(&mut runner).unwrap().current();
-        let kind = Kind {
+        let kind = PoolKind {
             limited: case % 2 == 0,
             mark: None,
             chunk_granules: 4,

@@ -11,7 +11,7 @@ use poorwill_core::{
     AllocRequest, Block, DeviceRange, Dropped, HostBuffer, Level, Pool, PoolConfig, PoolError, SleepRequest,
     StreamId, Tag, TagPolicy, WakeRequest,
 };
-use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::device::{DeviceKind, TestDevice};
 use poorwill_testkit::latch::{self, Latch};
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
@@ -22,7 +22,7 @@ const LIMIT_GRANULES: u64 = 96;
 
 /// Steps of each thread: enough to come near the limit whether or not the others run beside it.
 fn steps() -> u64 {
-    Kind::of_this_run().cases(800).max(400).into()
+    DeviceKind::of_this_run().cases(800).max(400).into()
 }
 
 fn open(limit_granules: u64, cached_max_bytes: Option<u64>) -> (TestDevice, Arc<Pool>) {

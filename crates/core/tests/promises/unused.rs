@@ -8,7 +8,7 @@ use poorwill_core::{
     Changes, DeviceRange, Driver, Level, Pool, PoolConfig, PoolError, SleepReport, SleepRequest, StoredAs,
     Tag, Verify, WakeRequest,
 };
-use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::device::{DeviceKind, TestDevice};
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use poorwill_testkit::storing::Storing;
@@ -266,7 +266,7 @@ fn a_range_past_the_last_address_is_refused() {
 
 #[test]
 fn whichever_call_fails_nothing_that_was_used_is_lost() {
-    let stride = Kind::of_this_run().stride_of_cycles();
+    let stride = DeviceKind::of_this_run().stride_of_cycles();
     for storing in Storing::ALL {
         let mut failing = 1;
         while fails_at(storing, failing) {
@@ -370,7 +370,7 @@ impl World {
 }
 
 fn proptest_config() -> ProptestConfig {
-    let cases = Kind::of_this_run().cases(48);
+    let cases = DeviceKind::of_this_run().cases(48);
     // Failures are printed in full; CI would leave a file of seeds in the tree.
     ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 2000, ..ProptestConfig::default() }
 }

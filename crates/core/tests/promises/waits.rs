@@ -13,7 +13,7 @@ use poorwill_core::{
     Tag, TagState, WakeRequest,
 };
 use poorwill_testkit::clock::Clock;
-use poorwill_testkit::device::{Kind, TestDevice, skipped_unless};
+use poorwill_testkit::device::{DeviceKind, TestDevice, skipped_unless};
 use poorwill_testkit::latch::{self, Latch};
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use poorwill_testkit::watchdog::{TEST_TIMEOUT, eventually, watched};
@@ -248,7 +248,7 @@ fn an_allocation_at_the_limit_waits_for_the_work_that_holds_what_it_needs() {
 /// Only needed memory is waited for: a stuck stream keeps its own memory, and no other.
 #[test]
 fn an_allocation_at_the_limit_does_not_wait_for_a_stream_that_it_does_not_need() {
-    if skipped_unless(Kind::holds_streams_apart, HELD_TOGETHER) {
+    if skipped_unless(DeviceKind::holds_streams_apart, HELD_TOGETHER) {
         return;
     }
     let (device, pool, sender, reports) = directed(Some(8), WAITER);
@@ -281,7 +281,7 @@ fn an_allocation_at_the_limit_does_not_wait_for_a_stream_that_it_does_not_need()
 /// A block that waits for a stream is free when that stream's work has passed, whatever other streams do.
 #[test]
 fn a_stuck_stream_keeps_no_block_that_another_one_has_finished_with() {
-    if skipped_unless(Kind::holds_streams_apart, HELD_TOGETHER) {
+    if skipped_unless(DeviceKind::holds_streams_apart, HELD_TOGETHER) {
         return;
     }
     let (device, pool, _tell, reports) = directed(None, REAPER);
@@ -354,7 +354,7 @@ fn freed_under_work(pool: &Pool, granules: u64, streams: &[StreamId]) -> Vec<Hel
 fn an_allocation_waits_no_longer_than_its_deadline_and_names_the_streams() {
     watched(|| {
         for stuck in [1, 2] {
-            if stuck > 1 && !Kind::of_this_run().holds_streams_apart() {
+            if stuck > 1 && !DeviceKind::of_this_run().holds_streams_apart() {
                 continue;
             }
             let (device, pool, clock) = hurried(Some(8));
@@ -410,7 +410,7 @@ fn a_trim_waits_no_longer_than_its_deadline_and_releases_the_rest() {
         assert!(refused.1 >= MOST && clock.now() - began >= MOST);
         // Memory freed on another stream is released all the same, as soon as it is seen to be complete.
         pool.free(live.id).unwrap();
-        if Kind::of_this_run().holds_streams_apart() {
+        if DeviceKind::of_this_run().holds_streams_apart() {
             eventually("the rest is given back", || {
                 timed_out(pool.trim_within(Duration::ZERO));
                 pool.stats().unwrap().mapped_bytes == 3 * granule

@@ -29,7 +29,7 @@ use super::queue::Queues;
 use super::registered::Registrations;
 use super::slots::PinnedSlots;
 use super::staging::{self, Queued};
-use super::state::State;
+use super::state::CudaState;
 use super::stream::Stream;
 use super::transfer::{self, Writable};
 use super::usage::Usage;
@@ -102,7 +102,7 @@ pub struct CudaDevice {
     gpu: GpuInfo,
     context: Arc<Context>,
     queues: Arc<Queues>,
-    state: State,
+    state: CudaState,
     usage: Option<Usage>,
     digester: Digester,
     codec: Codec,
@@ -165,7 +165,7 @@ impl CudaDevice {
             .saving_over(SAVE_STREAMS)
             .digesting_fast(digester.kernel().is_ok())
             .encoding_fast(codec.kernels().is_ok() && pageable_because.is_none());
-        let state = State::new(gpu.granule_bytes, Vm::new(&context, access));
+        let state = CudaState::new(gpu.granule_bytes, Vm::new(&context, access));
         let queues = Arc::new(Queues::new(&context));
         let registrations = Registrations::of(&context);
         Ok(Self {

@@ -14,11 +14,11 @@ use crate::ledger::Result;
 #[derive(Default)]
 pub(super) struct HostJob {
     work: Mutex<Option<HostWork>>,
-    outcome: Mutex<Option<Outcome>>,
+    outcome: Mutex<Option<JobOutcome>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
+enum JobOutcome {
     Returned,
     Panicked,
 }
@@ -42,8 +42,8 @@ impl HostJob {
     /// Call it once the stream has passed it.
     pub(super) fn outcome(&self) -> Result<()> {
         let (name, text) = match *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(Outcome::Returned) => return Ok(()),
-            Some(Outcome::Panicked) => {
+            Some(JobOutcome::Returned) => return Ok(()),
+            Some(JobOutcome::Panicked) => {
                 ("work panicked", "a function of the host that the stream called panicked")
             }
             None => ("work lost", "the driver did not call a function of the host that was queued"),
@@ -55,11 +55,11 @@ impl HostJob {
         let work = self.work.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(work) = work else { return };
         let outcome = match catch_unwind(AssertUnwindSafe(work)) {
-            Ok(()) => Outcome::Returned,
+            Ok(()) => JobOutcome::Returned,
             Err(payload) => {
                 // Dropping the payload may panic again.
                 std::mem::forget(payload);
-                Outcome::Panicked
+                JobOutcome::Panicked
             }
         };
         *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);

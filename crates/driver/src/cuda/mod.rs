@@ -23,7 +23,6 @@
 //! Rules C1 to C6 in `docs/unsafe.md` cover the `unsafe` code here.
 
 mod buffers;
-mod checkpoint;
 mod codec;
 mod context;
 mod copies;
@@ -31,6 +30,7 @@ mod device;
 mod digest;
 mod ffi;
 mod gpu;
+mod hibernation;
 mod job;
 mod kernel;
 mod launch;
@@ -47,12 +47,12 @@ mod transfer;
 mod usage;
 mod vm;
 
-pub use checkpoint::CudaCheckpointer;
 pub use codec::CODEC_PTX;
 pub use copies::{COPY_PAGE_BYTES, COPY_PTX};
 pub use device::{CudaConfig, CudaDevice};
 pub use digest::{DIGEST_LEAVES_MAX, DIGEST_LEAVES_MIN, DIGEST_PTX};
 pub use gpu::{GpuInfo, gpu, gpus};
+pub use hibernation::CudaCheckpointer;
 pub use kernel::{Function, Grid, KernelArg, Module};
 pub use peers::Peers;
 pub use primary::CudaMemory;

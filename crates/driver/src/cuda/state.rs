@@ -16,7 +16,7 @@ use crate::ledger::{Ledger, Result, check_size};
 
 /// The context is entered for all calls.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct CudaState {
     granule_bytes: u64,
     vm: Vm,
     turn: Mutex<()>,
@@ -24,7 +24,7 @@ pub(super) struct State {
     ledger: Mutex<Ledger<(), u64>>,
 }
 
-impl State {
+impl CudaState {
     pub(super) fn new(granule_bytes: u64, vm: Vm) -> Self {
         let (turn, ledger) = (Mutex::default(), Mutex::new(Ledger::new(granule_bytes)));
         Self { granule_bytes, vm, turn, ledger }

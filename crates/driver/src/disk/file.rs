@@ -16,12 +16,12 @@ use crate::system::direct::{self, ALIGN_BYTES, Alignment};
 
 /// A range of the file. Its reserved length is a multiple of [`ALIGN_BYTES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct FilePlace {
     pub(super) offset: u64,
     pub(super) bytes: u64,
 }
 
-impl Place {
+impl FilePlace {
     fn reserved_bytes(self) -> u64 {
         self.bytes.next_multiple_of(ALIGN_BYTES)
     }
@@ -41,7 +41,7 @@ pub(super) struct BackingFile {
     limit_bytes: Option<u64>,
     space: Mutex<Space>,
     /// Used by nothing, and not yet given back.
-    leaving: Mutex<Vec<Place>>,
+    leaving: Mutex<Vec<FilePlace>>,
     /// Held while one of them is given back.
     giving_back: Mutex<()>,
 }
@@ -95,7 +95,7 @@ impl BackingFile {
     }
 
     /// Space for `bytes` bytes, also that which is about to be given back.
-    pub(super) fn reserve(&self, bytes: u64) -> Result<Place, DriverError> {
+    pub(super) fn reserve(&self, bytes: u64) -> Result<FilePlace, DriverError> {
         match self.try_reserve(bytes) {
             Err(error) if matches!(error.kind, DriverErrorKind::OutOfDisk { .. }) => {
                 self.give_back_leaving();
@@ -105,7 +105,7 @@ impl BackingFile {
         }
     }
 
-    fn try_reserve(&self, bytes: u64) -> Result<Place, DriverError> {
+    fn try_reserve(&self, bytes: u64) -> Result<FilePlace, DriverError> {
         let full = |reason: String| {
             DriverError::new(Op::DiskWrite, DriverErrorKind::OutOfDisk { asked_bytes: bytes, reason })
         };
@@ -120,7 +120,7 @@ impl BackingFile {
                 return Err(full(format!("{used} of the limit of {limit} are in use; raise it")));
             }
             let offset = space.take(reserved_bytes).ok_or_else(|| full("no file can be as long".into()))?;
-            Place { offset, bytes }
+            FilePlace { offset, bytes }
         };
         let bytes = place.reserved_bytes().max(1);
         let reserve = || rustix::fs::fallocate(&self.plain, FallocateFlags::empty(), place.offset, bytes);
@@ -139,7 +139,7 @@ impl BackingFile {
     }
 
     /// Nothing uses the place any more, and no transfer of it is in flight.
-    pub(super) fn leave(&self, place: Place) {
+    pub(super) fn leave(&self, place: FilePlace) {
         lock(&self.leaving).push(place);
     }
 
@@ -153,7 +153,7 @@ impl BackingFile {
     }
 
     /// Gives a place's space back to the file system.
-    fn release(&self, place: Place) {
+    fn release(&self, place: FilePlace) {
         let whole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         // Before another can take it. Where this is refused, the file stays as long until it ends.
         let _ = rustix::fs::fallocate(&self.plain, whole, place.offset, place.reserved_bytes().max(1));
@@ -166,7 +166,7 @@ impl BackingFile {
     }
 
     /// Reads as much of `place` as one call does. Returns the number of bytes.
-    pub(super) fn read_at(&self, place: Place, into: &mut [u8]) -> std::io::Result<usize> {
+    pub(super) fn read_at(&self, place: FilePlace, into: &mut [u8]) -> std::io::Result<usize> {
         let (file, is_direct) = self.for_transfer(place.offset, into.as_ptr().addr(), into.len());
         let read = file.read_at(into, place.offset);
         if !is_direct {
@@ -176,13 +176,13 @@ impl BackingFile {
     }
 
     /// Writes, likewise.
-    pub(super) fn write_at(&self, place: Place, bytes: &[u8]) -> std::io::Result<usize> {
+    pub(super) fn write_at(&self, place: FilePlace, bytes: &[u8]) -> std::io::Result<usize> {
         let (file, _) = self.for_transfer(place.offset, bytes.as_ptr().addr(), bytes.len());
         file.write_at(bytes, place.offset)
     }
 
     /// Bytes that came back would be held twice.
-    pub(super) fn drop_cached(&self, place: Place) {
+    pub(super) fn drop_cached(&self, place: FilePlace) {
         let bytes = std::num::NonZeroU64::new(place.bytes);
         let _ =
             bytes.map(|bytes| rustix::fs::fadvise(&self.plain, place.offset, Some(bytes), Advice::DontNeed));

@@ -7,7 +7,7 @@ use poorwill_core::backup::{Disk, DiskInfo, OnDisk};
 use poorwill_core::{DriverError, HostBuffer, Op, Pending};
 
 use super::config::{DiskConfig, DiskIo};
-use super::file::{BackingFile, Place};
+use super::file::{BackingFile, FilePlace};
 use super::ring::Ring;
 use super::task::Task;
 use super::threads;
@@ -107,7 +107,7 @@ impl Disk for FileDisk {
 #[derive(Debug)]
 pub(super) struct Taken {
     shared: Arc<OpenDisk>,
-    place: Place,
+    place: FilePlace,
 }
 
 /// Bytes in a file.
@@ -115,12 +115,13 @@ pub(super) struct Taken {
 struct FileRange(Arc<Taken>);
 
 impl FileRange {
-    fn transfer(&self, part: Place, memory: TransferMemory) -> Pending<TransferMemory> {
+    fn transfer(&self, part: FilePlace, memory: TransferMemory) -> Pending<TransferMemory> {
         let shared = &self.0.shared;
         if let Err(error) = shared.owner.check(memory.op()) {
             return Pending::new(move || Err(error));
         }
-        let (transfer, outcome) = Transfer::new(Arc::clone(&self.0), part, memory);
+        let taken = Arc::clone(&self.0);
+        let (transfer, outcome) = Transfer::new(taken, part, memory);
         // The outcome of one that is lost says so.
         let _ = shared.tasks.send(Task::Transfer(transfer));
         outcome

@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use io_uring::{IoUring, Probe, opcode, types};
 use poorwill_core::DriverError;
 
-use super::file::{BackingFile, Place};
+use super::file::{BackingFile, FilePlace};
 use super::task::Task;
 use super::threads;
 use super::transfer::{Transfer, TransferMemory, is_refused};
@@ -231,9 +231,9 @@ impl Work<'_> {
             let rest = Piece { offset: piece.offset + moved, bytes: piece.bytes - moved, ..piece };
             return self.queue(nth, rest);
         }
-        let Place { offset, .. } = running.transfer.place;
+        let FilePlace { offset, .. } = running.transfer.place;
         if !piece.is_direct && matches!(running.transfer.memory, TransferMemory::Read(_)) {
-            file.drop_cached(Place { offset: offset + piece.offset, bytes: piece.bytes });
+            file.drop_cached(FilePlace { offset: offset + piece.offset, bytes: piece.bytes });
         }
         running.pieces -= 1;
         if running.failed.is_some() {

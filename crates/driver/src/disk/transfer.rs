@@ -1,13 +1,13 @@
 //! One transfer between host memory and a file.
 
+use std::fmt;
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 
 use poorwill_core::{DriverError, DriverErrorKind, HostBuffer, Op, Pending};
 
-use super::file::{BackingFile, Place};
-use super::file_disk::Taken;
+use super::file::{BackingFile, FilePlace};
 use super::refused::refused;
 
 /// What a transfer fills or reads. It owns it until its end.
@@ -28,17 +28,17 @@ impl TransferMemory {
 
 #[derive(Debug)]
 pub(super) struct Transfer {
-    pub(super) place: Place,
+    pub(super) place: FilePlace,
     pub(super) memory: TransferMemory,
     /// Keeps the place until the transfer ends.
-    taken: Arc<Taken>,
+    taken: Arc<dyn fmt::Debug + Send + Sync>,
     outcome: Sender<Result<TransferMemory, DriverError>>,
 }
 
 impl Transfer {
     pub(super) fn new(
-        taken: Arc<Taken>,
-        place: Place,
+        taken: Arc<dyn fmt::Debug + Send + Sync>,
+        place: FilePlace,
         memory: TransferMemory,
     ) -> (Self, Pending<TransferMemory>) {
         let (outcome, outcomes) = mpsc::channel();
@@ -97,7 +97,7 @@ impl Transfer {
     fn transfer(&mut self, file: &BackingFile) -> Result<(), DriverError> {
         let mut done = 0;
         while done < self.place.bytes {
-            let rest = Place { offset: self.place.offset + done, bytes: self.place.bytes - done };
+            let rest = FilePlace { offset: self.place.offset + done, bytes: self.place.bytes - done };
             let from = usize::try_from(done).unwrap_or(usize::MAX);
             // Another thread may disable them meanwhile.
             let may_be_direct = file.direct_because().is_none();

@@ -16,7 +16,7 @@ use poorwill_core::{
     HostBuffer, HostMemoryInfo, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
 };
 
-use super::checkpoint::{DeviceCall, HostProcess, HostProcessMemory, StepFailure};
+use super::hibernation::{DeviceCall, HostProcess, HostProcessMemory, StepFailure};
 use super::state::{HostState, Span, punch};
 use super::stream::{HostEvent, HostStream, system};
 use crate::copy_ranges;

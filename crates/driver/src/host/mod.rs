@@ -12,11 +12,13 @@
 //! Reads and digests use the file (`pread`), so pages never written cost nothing. Writes use the mapping,
 //! because writers to one file would wait for each other.
 
-mod checkpoint;
 mod device;
+mod hibernation;
 mod state;
 mod stream;
 mod vm;
 
-pub use checkpoint::{DeviceCall, DeviceLost, HostCheckpointer, HostProcess, HostProcessMemory, StepFailure};
 pub use device::{GRANULE_BYTES, HostConfig, HostDevice};
+pub use hibernation::{
+    DeviceCall, DeviceLost, HostCheckpointer, HostProcess, HostProcessMemory, StepFailure,
+};

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use poorwill_core::Driver;
 use poorwill_fake_libcuda::Census;
-use poorwill_testkit::device::Kind;
+use poorwill_testkit::device::DeviceKind;
 use poorwill_testkit::faults::{Injector, Subject, some_calls, some_calls_of_sleeps};
 use poorwill_testkit::slice::Slice;
 use poorwill_testkit::storing::Storing;
@@ -82,7 +82,7 @@ fn every_call_of_the_library_may_fail() {
         };
         Subject { injector, storing, ..Subject::new(slice, assert_clean) }
     };
-    let stride = Kind::Fake.stride();
+    let stride = DeviceKind::Fake.stride();
     let tally = some_calls(stride, &|| subject(Storing::Raw));
     let hard = [tally.sleeps_undone, tally.stranded, tally.shortfalls, tally.wakes_undone];
     let few = stride as u64;

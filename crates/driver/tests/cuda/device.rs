@@ -12,7 +12,7 @@ use poorwill_core::{
     SleepRequest, StreamId, Tag, WakeRequest,
 };
 use poorwill_driver::{CudaConfig, CudaDevice, cuda};
-use poorwill_testkit::device::{Kind, cuda_config};
+use poorwill_testkit::device::{DeviceKind, cuda_config};
 use poorwill_testkit::latch::{self, Latch};
 use poorwill_testkit::pattern;
 
@@ -264,7 +264,7 @@ fn two_devices_are_one_gpu() {
 #[test]
 fn a_device_that_is_opened_while_the_last_one_closes_works() {
     let _turn = turn();
-    let rounds = Kind::of_this_run().cases(100);
+    let rounds = DeviceKind::of_this_run().cases(100);
     for round in 0..rounds {
         let last = open();
         let both = Barrier::new(2);

@@ -5,9 +5,9 @@
 #![allow(unsafe_code, clippy::unwrap_used)]
 
 mod capture;
-mod checkpoint;
 mod contract;
 mod device;
+mod hibernation;
 mod host_memory;
 mod kernels;
 mod peers;

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use poorwill_core::hibernation::{CheckpointErrorKind, Checkpointer, HeldMemory, ProcessState};
 use poorwill_driver::host::{HostCheckpointer, HostProcess, HostProcessMemory, StepFailure};
-use poorwill_testkit::checkpoint::{HostSetup, Setup, TARGET, Target, targets};
 use poorwill_testkit::child::{self, OwnedChild};
+use poorwill_testkit::hibernation::{HibernationTarget, HostSetup, Setup, TARGET, targets};
 use tempfile::TempDir;
 
 struct Nothing;
@@ -121,7 +121,7 @@ fn a_folder_with_a_long_name_is_named() {
 #[test]
 fn what_is_no_request_is_not_answered_and_harms_nothing() {
     let setup = HostSetup::open();
-    let mut target = Target::start(setup.command(module_path!(), None));
+    let mut target = HibernationTarget::start(setup.command(module_path!(), None));
     let path = socket(&setup.processes(), target.pid());
     for request in ["", "\n", "erase\n", "lock\n", "unlock", "\u{0}\n", &"x".repeat(10_000)] {
         let mut stream = UnixStream::connect(&path).unwrap();

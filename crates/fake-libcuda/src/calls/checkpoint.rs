@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use poorwill_core::hibernation::CheckpointStep;
 
-use crate::abi::{CheckpointArgs, Code, In, Out, Outcome};
+use crate::abi::{CallResult, CheckpointArgs, Code, In, Out};
 use crate::entry::entries;
 use crate::process::{make, state};
 
@@ -39,7 +39,7 @@ entries! {
 }
 
 /// The limit of a lock. Everything else must be zero.
-fn checked(args: &In<CheckpointArgs>, has_timeout: bool) -> Outcome<u32> {
+fn checked(args: &In<CheckpointArgs>, has_timeout: bool) -> CallResult<u32> {
     let args = args.get()?;
     let is_zero = args.reserved_0 == 0 && args.reserved_1 == [0; 7] && (has_timeout || args.timeout_ms == 0);
     if is_zero { Ok(args.timeout_ms) } else { Err(Code::INVALID_VALUE) }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use poorwill_core::{CopyPart, DeviceRange, Driver, HostBuffer, HostMemory, Pending};
 
-use crate::abi::{Code, HostPointer, Outcome};
+use crate::abi::{CallResult, Code, HostPointer};
 use crate::context::current;
 use crate::entry::entries;
 use crate::state::{Handle, range};
@@ -124,7 +124,7 @@ struct Borrowed {
 
 impl Borrowed {
     /// `None` for no bytes, at any address.
-    fn new(host: &HostPointer, bytes: usize) -> Outcome<Option<Self>> {
+    fn new(host: &HostPointer, bytes: usize) -> CallResult<Option<Self>> {
         let addr = host.addr();
         if bytes == 0 {
             return Ok(None);

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_uint};
 
 use poorwill_core::Driver;
 
-use crate::abi::{Code, Out, Outcome, names};
+use crate::abi::{CallResult, Code, Out, names};
 use crate::entry::entries;
 use crate::simulation::Simulation;
 use crate::{state, uuid};
@@ -90,7 +90,7 @@ fn bus_id(device: c_int) -> String {
 }
 
 /// Attributes that a memory driver needs; others are refused, so that a new use is noticed.
-fn attribute_value(attribute: c_int, device: c_int, simulation: &Simulation) -> Outcome<c_int> {
+fn attribute_value(attribute: c_int, device: c_int, simulation: &Simulation) -> CallResult<c_int> {
     Ok(match attribute {
         1 => 1024,                                   // MAX_THREADS_PER_BLOCK
         2 | 3 => 1024,                               // MAX_BLOCK_DIM_X, Y

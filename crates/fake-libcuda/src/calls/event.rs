@@ -3,11 +3,11 @@
 use std::ffi::c_uint;
 use std::sync::Arc;
 
-use crate::abi::{Code, Out, Outcome};
+use crate::abi::{CallResult, Code, Out};
 use crate::context::{Current, current};
 use crate::entry::entries;
 use crate::queue::{Event, Point};
-use crate::state::{Handle, Kind};
+use crate::state::{Handle, HandleKind};
 
 /// `CU_EVENT_*`: blocking sync, no timing, for other processes.
 const FLAGS: c_uint = 1 | NO_TIMING | INTERPROCESS;
@@ -23,7 +23,7 @@ entries! {
         }
         let current = current()?;
         let mut tables = current.state.tables();
-        let handle = tables.new_handle(Kind::Event);
+        let handle = tables.new_handle(HandleKind::Event);
         let made = Event { context: current.context, device: current.device.ordinal, recorded: None, captured: None };
         tables.events.insert(handle, made);
         event.set(handle)
@@ -69,7 +69,7 @@ entries! {
 }
 
 /// The position of an event for a wait or a query; `None` if it was never recorded.
-fn recorded(current: &Current, event: Handle) -> Outcome<Option<Arc<Point>>> {
+fn recorded(current: &Current, event: Handle) -> CallResult<Option<Arc<Point>>> {
     current.state.check_may_wait()?;
     let mut tables = current.state.tables();
     let event = tables.events.get(&event).ok_or(Code::INVALID_HANDLE)?;

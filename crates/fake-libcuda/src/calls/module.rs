@@ -7,7 +7,7 @@ use crate::context::current;
 use crate::entry::entries;
 use crate::kernels::{self, Launch};
 use crate::module::{Function, Module, entries as entries_of};
-use crate::state::{Handle, Kind};
+use crate::state::{Handle, HandleKind};
 
 /// Maximum threads per block.
 const THREADS_MAX: u64 = 1024;
@@ -18,7 +18,7 @@ entries! {
         let current = current()?;
         let entries = entries_of(&image.text()?)?;
         let mut tables = current.state.tables();
-        let handle = tables.new_handle(Kind::Module);
+        let handle = tables.new_handle(HandleKind::Module);
         tables.modules.insert(handle, Module { context: current.context, entries });
         module.set(handle)
     }
@@ -39,7 +39,7 @@ entries! {
             return Err(Code::NOT_FOUND);
         }
         let made = Function { context: found.context, module, name };
-        let handle = tables.new_handle(Kind::Function);
+        let handle = tables.new_handle(HandleKind::Function);
         tables.functions.insert(handle, made);
         function.set(handle)
     }

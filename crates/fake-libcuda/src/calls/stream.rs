@@ -6,12 +6,12 @@ use std::thread;
 use poorwill_core::{Driver, StreamId};
 
 use super::context::{PRIORITY_HIGHEST, PRIORITY_LOWEST};
-use crate::abi::{Code, HostFn, InOut, Out, Outcome, Unused, UserData};
+use crate::abi::{CallResult, Code, HostFn, InOut, Out, Unused, UserData};
 use crate::capture;
 use crate::context::current;
 use crate::entry::{entries, run_host_function};
 use crate::queue::Stream;
-use crate::state::{Handle, Kind};
+use crate::state::{Handle, HandleKind};
 
 /// `CU_STREAM_NON_BLOCKING`, the only flag.
 const FLAGS: c_uint = 1;
@@ -135,7 +135,7 @@ entries! {
 }
 
 /// All streams are alike here.
-fn create(stream: &Out<Handle>, flags: c_uint) -> Outcome {
+fn create(stream: &Out<Handle>, flags: c_uint) -> CallResult {
     stream.check()?;
     if flags & !FLAGS != 0 {
         return Err(Code::INVALID_VALUE);
@@ -150,7 +150,7 @@ fn create(stream: &Out<Handle>, flags: c_uint) -> Outcome {
         in_flight: std::sync::Arc::default(),
     };
     let mut tables = current.state.tables();
-    let handle = tables.new_handle(Kind::Stream);
+    let handle = tables.new_handle(HandleKind::Stream);
     tables.streams.insert(handle, made);
     stream.set(handle)
 }

@@ -7,8 +7,8 @@ use poorwill_core::codec::{self, BLOCK_BYTES};
 use poorwill_core::digest::Digest;
 use poorwill_driver::cuda::{DIGEST_LEAVES_MAX, DIGEST_LEAVES_MIN};
 
-use super::{Launch, Prepared};
-use crate::abi::{Code, Outcome, Params};
+use super::launch::{Launch, Prepared};
+use crate::abi::{CallResult, Code, Params};
 use crate::memory::{self, HOST_WINDOW};
 use crate::state;
 
@@ -39,7 +39,7 @@ struct Places {
     ranges: Vec<DeviceRange>,
 }
 
-pub(super) fn prepare_encode(params: &Params, launch: &Launch) -> Outcome<Prepared> {
+pub(super) fn prepare_encode(params: &Params, launch: &Launch) -> CallResult<Prepared> {
     let arrays = CodecArrays::of(params, launch, 12, 8)?;
     let mut places = Places { ranges: Vec::new() };
     let mut work = Vec::new();
@@ -64,7 +64,7 @@ pub(super) fn prepare_encode(params: &Params, launch: &Launch) -> Outcome<Prepar
     Ok(Prepared { ranges: places.ranges, work: Box::new(encode) })
 }
 
-pub(super) fn prepare_decode(params: &Params, launch: &Launch) -> Outcome<Prepared> {
+pub(super) fn prepare_decode(params: &Params, launch: &Launch) -> CallResult<Prepared> {
     let arrays = CodecArrays::of(params, launch, 16, 16)?;
     let mut places = Places { ranges: Vec::new() };
     let mut work = Vec::new();
@@ -95,7 +95,7 @@ pub(super) fn prepare_decode(params: &Params, launch: &Launch) -> Outcome<Prepar
 }
 
 impl CodecArrays {
-    fn of(params: &Params, launch: &Launch, block_shared: u32, result_bytes: usize) -> Outcome<Self> {
+    fn of(params: &Params, launch: &Launch, block_shared: u32, result_bytes: usize) -> CallResult<Self> {
         let (entries, results) = (params.read::<u64>(0)?, params.read::<u64>(1)?);
         let blocks = params.read::<u32>(2)?;
         let Launch { grid: [count, 1, 1], block: [threads, 1, 1], shared_bytes } = *launch else {
@@ -127,7 +127,7 @@ impl CodecArrays {
 }
 
 impl Places {
-    fn pointer(&mut self, address: u64, len: usize) -> Outcome<usize> {
+    fn pointer(&mut self, address: u64, len: usize) -> CallResult<usize> {
         if !address.is_multiple_of(ALIGNMENT) {
             return Err(Code::MISALIGNED_ADDRESS);
         }

@@ -5,8 +5,8 @@ use std::ptr;
 use poorwill_core::DeviceRange;
 use poorwill_driver::cuda::COPY_PAGE_BYTES;
 
-use super::{Launch, Prepared};
-use crate::abi::{Code, Outcome, Params};
+use super::launch::{Launch, Prepared};
+use crate::abi::{CallResult, Code, Params};
 use crate::memory::{self, HOST_WINDOW};
 use crate::state;
 
@@ -16,7 +16,7 @@ const THREADS_MAX: u32 = 512;
 /// The alignment of the kernel's loads and stores.
 const ALIGNMENT: u64 = 16;
 
-pub(super) fn prepare(params: &Params, launch: &Launch) -> Outcome<Prepared> {
+pub(super) fn prepare(params: &Params, launch: &Launch) -> CallResult<Prepared> {
     let (to, from, bytes) = (params.read::<u64>(0)?, params.read::<u64>(1)?, params.read::<u64>(2)?);
     let Launch { grid: [_, 1, 1], block: [threads, 1, 1], .. } = *launch else {
         return Err(Code::INVALID_VALUE);
@@ -32,7 +32,7 @@ pub(super) fn prepare(params: &Params, launch: &Launch) -> Outcome<Prepared> {
         return Ok(Prepared { ranges, work: Box::new(|| ()) });
     }
     let len = usize::try_from(bytes).map_err(|_| Code::ILLEGAL_ADDRESS)?;
-    let mut pointer = |address: u64| -> Outcome<usize> {
+    let mut pointer = |address: u64| -> CallResult<usize> {
         if address & HOST_WINDOW != 0 {
             return memory::host_address(state::get()?, address, len);
         }

@@ -6,8 +6,8 @@ use poorwill_core::DeviceRange;
 use poorwill_core::digest::{Digest, LEAF_BYTES};
 use poorwill_driver::cuda::{DIGEST_LEAVES_MAX, DIGEST_LEAVES_MIN};
 
-use super::{Launch, Prepared};
-use crate::abi::{Code, Outcome, Params};
+use super::launch::{Launch, Prepared};
+use crate::abi::{CallResult, Code, Params};
 use crate::memory::{self, HOST_WINDOW};
 use crate::state;
 
@@ -26,16 +26,16 @@ struct Arrays {
     granule_bytes: usize,
 }
 
-pub(super) fn prepare(params: &Params, launch: &Launch) -> Outcome<Prepared> {
+pub(super) fn prepare(params: &Params, launch: &Launch) -> CallResult<Prepared> {
     prepare_within(THREADS_MAX, params, launch)
 }
 
-pub(super) fn prepare_host(params: &Params, launch: &Launch) -> Outcome<Prepared> {
+pub(super) fn prepare_host(params: &Params, launch: &Launch) -> CallResult<Prepared> {
     prepare_within(HOST_THREADS_MAX, params, launch)
 }
 
 /// Both kernels read granules in device and host memory.
-fn prepare_within(threads_max: u32, params: &Params, launch: &Launch) -> Outcome<Prepared> {
+fn prepare_within(threads_max: u32, params: &Params, launch: &Launch) -> CallResult<Prepared> {
     let (granules, digests) = (params.read::<u64>(0)?, params.read::<u64>(1)?);
     let leaves = params.read::<u32>(2)?;
     let Launch { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes } = *launch else {

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use poorwill_core::DeviceRange;
 
-use super::{Launch, Prepared};
-use crate::abi::{Code, Outcome, Params};
+use super::launch::{Launch, Prepared};
+use crate::abi::{CallResult, Code, Params};
 
 /// Between two rounds, so that a test can be faster than a kernel.
 const PAUSE: Duration = Duration::from_micros(100);
 
-pub(super) fn prepare(params: &Params, _launch: &Launch) -> Outcome<Prepared> {
+pub(super) fn prepare(params: &Params, _launch: &Launch) -> CallResult<Prepared> {
     let (address, words) = (params.read::<u64>(0)?, params.read::<u64>(1)?);
     let (value, rounds) = (params.read::<u32>(2)?, params.read::<u32>(3)?);
     let bytes = words.checked_mul(4).ok_or(Code::ILLEGAL_ADDRESS)?;

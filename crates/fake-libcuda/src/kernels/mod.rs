@@ -7,25 +7,12 @@ mod codec;
 mod copy;
 mod digest;
 mod fill;
+mod launch;
 
-use poorwill_core::DeviceRange;
+pub(crate) use self::launch::{Launch, Prepared};
+use crate::abi::{CallResult, Params};
 
-use crate::abi::{Outcome, Params};
-
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Launch {
-    pub(crate) grid: [u32; 3],
-    pub(crate) block: [u32; 3],
-    pub(crate) shared_bytes: u32,
-}
-
-pub(crate) struct Prepared {
-    /// The launch fails unless this memory is mapped with access.
-    pub(crate) ranges: Vec<DeviceRange>,
-    pub(crate) work: Box<dyn FnOnce() + Send>,
-}
-
-pub(crate) type Prepare = fn(&Params, &Launch) -> Outcome<Prepared>;
+pub(crate) type Prepare = fn(&Params, &Launch) -> CallResult<Prepared>;
 
 /// Every kernel, by the name of its entry.
 const TABLE: &[(&str, Prepare)] = &[

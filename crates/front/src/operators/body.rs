@@ -18,7 +18,7 @@ pub async fn to_completion<T: Send + 'static>(
     work: impl Future<Output = T> + Send + 'static,
 ) -> Result<T, ControlError> {
     tokio::spawn(work).await.map_err(|error| {
-        tracing::error!(%error, "an operator's order broke");
+        tracing::error!(%error, "a command panicked");
         ControlError::new(StatusCode::INTERNAL_SERVER_ERROR, "this broke halfway; see the service's log")
     })
 }

@@ -138,7 +138,7 @@ impl AnswerBody {
                     return Poll::Ready(Some(Ok(Frame::data(bytes))));
                 }
                 Flow::Forwarded(forwarded) => {
-                    let error = match ready!(forwarded.poll(cx)) {
+                    let error = match ready!(poll_upstream(forwarded, cx)) {
                         Ok(frame) => return Poll::Ready(frame.map(Ok)),
                         Err(error) => error,
                     };
@@ -185,7 +185,7 @@ impl Drop for AnswerBody {
         if let Flow::Forwarded(forwarded) = &self.flow {
             forwarded.count(&mut self.account);
         }
-        self.connection.slot.answered();
+        self.connection.slot().answered();
         if self.account.end == End::Left && self.connection.is_cut() {
             self.account.end = End::Broken;
         }
@@ -197,31 +197,34 @@ impl Forwarded {
     fn count(&self, account: &mut Account) {
         account.tokens = self.usage.as_ref().map(UsageReader::tokens).unwrap_or_default();
     }
+}
 
-    /// `None` after the last frame.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Frame<Bytes>>, ApiError>> {
-        // First, so that an engine that never pauses is ended.
-        if self.admission.aborted.is_cancelled() {
-            return Poll::Ready(Err(ApiError::aborted(&self.route.name)));
+/// `None` after the last frame.
+fn poll_upstream(
+    forwarded: &mut Forwarded,
+    cx: &mut Context<'_>,
+) -> Poll<Result<Option<Frame<Bytes>>, ApiError>> {
+    // First, so that an engine that never pauses is ended.
+    if forwarded.admission.aborted.is_cancelled() {
+        return Poll::Ready(Err(ApiError::aborted(&forwarded.route.name)));
+    }
+    match Pin::new(&mut forwarded.upstream).poll_frame(cx) {
+        Poll::Ready(Some(Ok(frame))) => {
+            if let Some(data) = frame.data_ref() {
+                forwarded.events.iter_mut().for_each(|tail| tail.push(data));
+                forwarded.usage.iter_mut().for_each(|usage| usage.push(data));
+                forwarded.stored.iter_mut().for_each(|stored| stored.push(data));
+            }
+            Poll::Ready(Ok(Some(frame)))
         }
-        match Pin::new(&mut self.upstream).poll_frame(cx) {
-            Poll::Ready(Some(Ok(frame))) => {
-                if let Some(data) = frame.data_ref() {
-                    self.events.iter_mut().for_each(|tail| tail.push(data));
-                    self.usage.iter_mut().for_each(|usage| usage.push(data));
-                    self.stored.iter_mut().for_each(|stored| stored.push(data));
-                }
-                Poll::Ready(Ok(Some(frame)))
-            }
-            Poll::Ready(None) => Poll::Ready(Ok(None)),
-            Poll::Ready(Some(Err(_))) => {
-                self.backend.suspect(self.route.model);
-                Poll::Ready(Err(ApiError::broken(&self.route.name)))
-            }
-            Poll::Pending => {
-                ready!(self.aborted.as_mut().poll(cx));
-                Poll::Ready(Err(ApiError::aborted(&self.route.name)))
-            }
+        Poll::Ready(None) => Poll::Ready(Ok(None)),
+        Poll::Ready(Some(Err(_))) => {
+            forwarded.backend.suspect(forwarded.route.model);
+            Poll::Ready(Err(ApiError::broken(&forwarded.route.name)))
+        }
+        Poll::Pending => {
+            ready!(forwarded.aborted.as_mut().poll(cx));
+            Poll::Ready(Err(ApiError::aborted(&forwarded.route.name)))
         }
     }
 }

@@ -3,15 +3,18 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use serde_json::json;
 
 use super::json::BodyError;
 use super::limits::Backoff;
-use super::request::NOT_BEGUN;
+use super::upgrade;
 use crate::backend::NotOwned;
 use crate::backend::{Listed, NameKind};
 use crate::backend::{Refusal, Refused};
+
+/// On an answer of a front that gave the request to no engine. Engines cannot set it.
+pub(super) static NOT_BEGUN: HeaderName = HeaderName::from_static("x-poorwill-not-begun");
 
 /// Most names in a message.
 const NAMES_MAX: usize = 64;
@@ -402,7 +405,7 @@ impl ApiError {
             Some(ErrorHeader::Allow(methods)) => (header::ALLOW, HeaderValue::from_static(methods)),
             Some(ErrorHeader::Upgrade) => {
                 headers.insert(header::SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13"));
-                super::websocket::switch(headers);
+                upgrade::switch(headers);
                 return;
             }
             Some(ErrorHeader::Challenge) => (header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),

@@ -17,9 +17,9 @@ use hyper::body::{Body, Frame, Incoming};
 use memmap2::MmapMut;
 use tokio::time::{Instant, timeout_at};
 
-use super::Timeouts;
 use super::account::Permit;
 use super::api_error::ApiError;
+use super::timeouts::Timeouts;
 use crate::settings::Front;
 
 /// Longer bodies are large, and have pages of their own: a heap would keep them.

@@ -24,10 +24,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::Timeouts;
 use super::api_error::{ApiError, Dialect};
 use super::places::{HeadsFull, SHORT_HEAD_BYTES, Slot};
 use super::socket::Socket;
+use super::timeouts::Timeouts;
 
 /// Poll interval for clients that have sent their next request already, which hides a disconnect.
 const POLL_EVERY: Duration = Duration::from_secs(1);
@@ -39,7 +39,7 @@ const FIELDS_MAX: usize = 64;
 #[derive(Debug)]
 pub(super) struct Connection {
     socket: Socket,
-    pub(super) slot: Slot,
+    slot: Slot,
     flushes: AtomicU64,
     flushed: AtomicWaker,
     lingers: AtomicBool,
@@ -58,6 +58,11 @@ struct AnswerEnding {
 }
 
 impl Connection {
+    /// Its place among all connections.
+    pub(super) fn slot(&self) -> &Slot {
+        &self.slot
+    }
+
     pub(super) fn new(socket: Socket, slot: Slot) -> Self {
         Self {
             socket,

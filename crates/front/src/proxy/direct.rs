@@ -5,7 +5,7 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, header};
 
 use super::api_error::ApiError;
-use super::request::{self, decoded};
+use super::path::{check_path, decoded, is_listed as is_one_of};
 use super::stored::{RESPONSES, StoredResponses};
 use super::websocket;
 use crate::backend::{Backend, Route};
@@ -59,14 +59,14 @@ impl Direct {
         }
         if is_websocket {
             let paths = [websocket::REALTIME].into_iter().chain(front.paths.iter().map(String::as_str));
-            let is_path = path.strip_prefix("/v1/").is_some_and(|rest| request::check_path(rest).is_ok());
-            return if is_path && request::is_listed(path, paths) {
+            let is_path = path.strip_prefix("/v1/").is_some_and(|rest| check_path(rest).is_ok());
+            return if is_path && is_one_of(path, paths) {
                 Ok(Some(Self::WebSocket))
             } else {
                 Err(ApiError::no_websocket())
             };
         }
-        let is_listed = || request::is_listed(path, front.paths.iter().map(String::as_str));
+        let is_listed = || is_one_of(path, front.paths.iter().map(String::as_str));
         if path == websocket::REALTIME && !is_listed() {
             return Err(ApiError::upgrade_required("this path is for WebSockets"));
         }
@@ -123,7 +123,7 @@ impl Direct {
 /// `None` if the path is not that of a stored response.
 fn stored_id(method: &Method, path: &str) -> Result<Option<String>, ApiError> {
     let rest = path.strip_prefix(RESPONSES).and_then(|rest| rest.strip_prefix('/'));
-    let Some(rest) = rest.filter(|rest| request::check_path(rest).is_ok()) else { return Ok(None) };
+    let Some(rest) = rest.filter(|rest| check_path(rest).is_ok()) else { return Ok(None) };
     let is_reading = *method == Method::GET || *method == Method::HEAD;
     let (id, allowed, is_allowed) = match rest.split_once('/') {
         // Other clients post a body with a model below this path.

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::account::{Account, End, Permit};
 use super::answer::{AnswerBody, Ending, Flow, Forwarded, Gone, Tail, Upcoming, Waiting};
-use super::api_error::{ApiError, Dialect};
+use super::api_error::{self, ApiError, Dialect};
 use super::body::{Bodies, BodyReader};
 use super::connection::Connection;
 use super::direct::{self, Direct, Directed, EngineTarget};
@@ -33,9 +33,10 @@ use super::origin::{self, Cors};
 use super::request::{self, About, BodyKind};
 use super::span::{Ids, REQUEST_ID, TRACE_PARENT};
 use super::stored::{IdReader, RESPONSES, StoredResponses};
+use super::timeouts::Timeouts;
 use super::tunnel::{Opening, Tunnel, TunnelLimits, TunnelPlace};
 use super::usage::UsageReader;
-use super::{Timeouts, websocket};
+use super::{upgrade, websocket};
 use crate::backend::NotOwned;
 use crate::backend::{Admission, Backend, Route};
 use crate::requests::{Progress, Requests};
@@ -47,8 +48,8 @@ const EXCERPT_MAX_BYTES: usize = 64 << 10;
 
 /// Shared by all connections.
 pub(super) struct Proxy {
-    pub(super) backend: Arc<dyn Backend>,
-    pub(super) timeouts: Timeouts,
+    backend: Arc<dyn Backend>,
+    timeouts: Timeouts,
     requests: Arc<Requests>,
     client: HttpClient<Segments>,
     ids: Ids,
@@ -68,6 +69,14 @@ pub(super) type ClientBody = Either<AnswerBody, Empty<Bytes>>;
 pub(super) struct Disconnected;
 
 impl Proxy {
+    pub(super) fn backend(&self) -> &dyn Backend {
+        &*self.backend
+    }
+
+    pub(super) fn timeouts(&self) -> Timeouts {
+        self.timeouts
+    }
+
     pub(super) fn new(backend: Arc<dyn Backend>, timeouts: Timeouts) -> Self {
         let client =
             poorwill_net::client::client_with(timeouts.connect, Some(timeouts.idle), backend.upstream_tls());
@@ -96,7 +105,7 @@ impl Proxy {
         place: TunnelPlace,
         request: Request<Incoming>,
     ) -> Result<Response<ClientBody>, Disconnected> {
-        connection.slot.begin();
+        connection.slot().begin();
         let mut account =
             Account::new(self.ids.request(request.headers()), &request, connection.peer(), &self.requests);
         let dialect = Dialect::of(request.uri().path());
@@ -268,7 +277,7 @@ impl Proxy {
         let makes_tokens = parts.method == Method::POST && !matches!(direct, Direct::Stored(_));
         let mut upstream = self.upstream(parts, path, &route, &account.id, Segments::whole(body))?;
         if socket.is_some() {
-            websocket::switch(upstream.headers_mut());
+            upgrade::switch(upstream.headers_mut());
         }
         let (dialect, progress) = (Dialect::OpenAi, account.progress().clone());
         let (proxy, route) = (Arc::clone(self), Arc::new(route));
@@ -466,7 +475,7 @@ impl Job {
             Err(error) if is_out_of_descriptors(&error) => Err(ApiError::no_descriptor(&route.name)),
             other => {
                 if let Some(reason) = other.as_ref().err().and_then(tls_failure) {
-                    tracing::warn!(model = route.name, url = route.url, %reason, "there is no TLS");
+                    tracing::warn!(model = route.name, url = route.url, %reason, "TLS handshake failed");
                 }
                 // It was refused in the last moment, if it went out at all.
                 check()?;
@@ -494,7 +503,7 @@ impl Job {
             let again = backend.is_router().then(|| copied(&self.upstream));
             let answered = self.attempt(admission.aborted.clone()).await;
             let goes_elsewhere = match &answered {
-                Ok(response) => response.headers().contains_key(&request::NOT_BEGUN),
+                Ok(response) => response.headers().contains_key(&api_error::NOT_BEGUN),
                 Err(error) => error.is_not_begun() || may_repeat,
             };
             let Some(again) = again.filter(|_| goes_elsewhere) else { break answered? };
@@ -523,7 +532,7 @@ impl Job {
         }
         if let (Some(client), StatusCode::SWITCHING_PROTOCOLS) = (socket, parts.status) {
             let engine = parts.extensions.remove::<OnUpgrade>();
-            websocket::switch(&mut parts.headers);
+            upgrade::switch(&mut parts.headers);
             if chooses_realtime {
                 websocket::choose_realtime(&mut parts.headers);
             }

@@ -33,19 +33,21 @@ mod limits;
 mod local;
 mod multipart;
 mod origin;
+mod path;
 mod places;
 mod request;
 mod socket;
 mod span;
 mod stored;
+mod timeouts;
 mod tunnel;
+mod upgrade;
 mod usage;
 mod websocket;
 
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
 
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -54,6 +56,8 @@ use poorwill_net::accept;
 use poorwill_net::tls::ServerTls;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
+
+pub use self::timeouts::Timeouts;
 
 use self::connection::{Connection, Io};
 use self::forward::Proxy;
@@ -66,42 +70,6 @@ use crate::backend::Backend;
 const HEAD_SLACK_BYTES: usize = 16 << 10;
 /// For one read from a client. Its buffer stays as long as its connection.
 const READ_MAX_BYTES: usize = 64 << 10;
-
-/// Timeouts for silent clients and engines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Timeouts {
-    /// For a request head. Also closes idle connections.
-    pub head: Duration,
-    /// For the rest of a head whose first byte has come.
-    pub head_rest: Duration,
-    /// Between two frames of a body.
-    pub body: Duration,
-    /// A body that takes longer is slow. Half of the places of requests are for those.
-    pub body_slow: Duration,
-    /// For connecting to an engine.
-    pub connect: Duration,
-    /// How long idle connections to engines are kept. vLLM and SGLang close them after 5 seconds, so this is shorter.
-    pub idle: Duration,
-    /// For a client to read the end of an answer that had to end.
-    pub reader: Duration,
-    /// For a client that reads nothing of a complete answer.
-    pub unread: Duration,
-}
-
-impl Default for Timeouts {
-    fn default() -> Self {
-        Self {
-            head: Duration::from_secs(60),
-            head_rest: Duration::from_secs(10),
-            body: Duration::from_secs(30),
-            body_slow: Duration::from_secs(1),
-            connect: Duration::from_secs(10),
-            idle: Duration::from_secs(3),
-            reader: Duration::from_secs(5),
-            unread: Duration::from_secs(30),
-        }
-    }
-}
 
 /// Serves clients until `shutdown`, then waits for the answers in progress. Dropping the future breaks them off.
 ///
@@ -118,7 +86,7 @@ pub async fn serve(
     let until = shutdown.clone();
     let connections: Arc<Connections> = Arc::default();
     let fitting = places::connections_that_fit();
-    let connections_max = || proxy.backend.front().connections_max.map_or(fitting, |max| max.min(fitting));
+    let connections_max = || proxy.backend().front().connections_max.map_or(fitting, |max| max.min(fitting));
     tracing::info!(connections_max = connections_max(), "the front listens");
     let place = |peer: SocketAddr| Arc::clone(&connections).place(peer.ip(), connections_max());
     accept::accept_with(listener, "front", &shutdown, place, |stream, slot| {
@@ -138,16 +106,16 @@ async fn serve_connection(
         Ok(socket) => socket,
         Err(error) => return tracing::error!(%error, "TLS cannot begin"),
     };
-    let head_max = usize::try_from(proxy.backend.front().head_max_bytes).unwrap_or(usize::MAX);
+    let head_max = usize::try_from(proxy.backend().front().head_max_bytes).unwrap_or(usize::MAX);
     let head_max = head_max.saturating_add(HEAD_SLACK_BYTES);
     let connection = Arc::new(Connection::new(socket, slot));
-    let timeouts = proxy.timeouts;
+    let timeouts = proxy.timeouts();
     let mut head = Vec::new();
     let has_head = tokio::select! {
         biased;
         () = shutdown.cancelled() => !head.is_empty(),
         has_head = connection.first_head(&mut head, timeouts) => has_head,
-        () = connection.slot.chosen() => false,
+        () = connection.slot().chosen() => false,
     };
     if !has_head {
         return;
@@ -181,7 +149,7 @@ async fn serve_connection(
         } => {}
         // The drop discards unread bytes, and cancels the request to the engine.
         () = overdue => {}
-        () = connection.slot.chosen() => {}
+        () = connection.slot().chosen() => {}
     }
     let tunnel = tunnel.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(tunnel) = tunnel {

@@ -242,7 +242,7 @@ impl Socket {
         // An answer of the handshake, or why it fails.
         let sent = self.send(session);
         if let Err(error) = processed {
-            tracing::debug!(%error, peer = ?self.tcp.peer_addr().ok(), "a client has no TLS");
+            tracing::debug!(%error, peer = ?self.tcp.peer_addr().ok(), "a client's TLS handshake failed");
             return Err(broken(error));
         }
         sent.map(|()| count)

@@ -7,7 +7,7 @@ use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, header};
 
 use super::api_error::ApiError;
-use super::request::decoded;
+use super::path::decoded;
 
 /// OpenAI's path for speech.
 pub(super) const REALTIME: &str = "/v1/realtime";
@@ -96,12 +96,6 @@ pub(super) fn drop_keys(headers: &mut HeaderMap) {
     if let Some(kept) = kept {
         headers.insert(header::SEC_WEBSOCKET_PROTOCOL, kept);
     }
-}
-
-/// The end of both handshakes. These headers are of one hop, so each has its own.
-pub(super) fn switch(headers: &mut HeaderMap) {
-    headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
-    headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
 }
 
 /// Whether a client offers this protocol. Browsers fail if none is chosen, and some engines choose none.

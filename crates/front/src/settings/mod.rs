@@ -1,4 +1,4 @@
-//! What both listeners are told: their addresses, limits and keys, and what they show and change.
+//! The settings of both listeners: addresses, limits and keys, and what they show and change.
 
 mod card;
 mod keys;

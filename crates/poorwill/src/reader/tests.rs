@@ -13,7 +13,7 @@ use std::thread;
 
 use poorwill_core::{Level, PoolConfig, SleepRequest, Tag, WakeRequest};
 use poorwill_driver::{CudaDevice, HostConfig, HostDevice};
-use poorwill_testkit::device::{Kind, cuda_config};
+use poorwill_testkit::device::{DeviceKind, cuda_config};
 use poorwill_testkit::pattern;
 use poorwill_testkit::watchdog::watched;
 use safetensors::tensor::TensorView;
@@ -29,11 +29,13 @@ use crate::open::Device;
 const MIB: u64 = 1 << 20;
 
 fn device() -> Device {
-    match Kind::of_this_run() {
-        Kind::Host => {
+    match DeviceKind::of_this_run() {
+        DeviceKind::Host => {
             Device::from_host(Arc::new(HostDevice::open(&HostConfig::with_capacity(64 * MIB)).unwrap()))
         }
-        Kind::Fake | Kind::Cuda(_) => Device::from_cuda(Arc::new(CudaDevice::open(&cuda_config()).unwrap())),
+        DeviceKind::Fake | DeviceKind::Cuda(_) => {
+            Device::from_cuda(Arc::new(CudaDevice::open(&cuda_config()).unwrap()))
+        }
     }
 }
 

@@ -1,21 +1,21 @@
 //! A budget's headroom can be allocated.
 
 use poorwill::{AllocRequest, Arena, Cap, Device, DeviceSpec, PoolConfig, Tag};
-use poorwill_testkit::device::{Kind, skipped_unless};
+use poorwill_testkit::device::{DeviceKind, skipped_unless};
 
 /// The device of this run by name, as users open it.
 fn device() -> Option<Device> {
-    let spec = match Kind::of_this_run() {
-        Kind::Host => DeviceSpec::Host { capacity_bytes: 8 << 30 },
-        Kind::Cuda(ordinal) => DeviceSpec::Cuda { ordinal },
-        Kind::Fake => return None,
+    let spec = match DeviceKind::of_this_run() {
+        DeviceKind::Host => DeviceSpec::Host { capacity_bytes: 8 << 30 },
+        DeviceKind::Cuda(ordinal) => DeviceSpec::Cuda { ordinal },
+        DeviceKind::Fake => return None,
     };
     Some(Device::open(&spec).unwrap())
 }
 
 fn skipped() -> bool {
     skipped_unless(
-        |kind| kind != Kind::Fake,
+        |kind| kind != DeviceKind::Fake,
         "the fake library has not the name of NVIDIA's; see tests/plain/budget",
     )
 }

@@ -19,7 +19,7 @@ use poorwill::offload::{
 use poorwill_bench::load::{self, PassKind};
 use poorwill_bench::synthetic::SyntheticMoe;
 use poorwill_driver::{CudaDevice, HostConfig, HostDevice, HostMemoryConfig};
-use poorwill_testkit::device::{Kind, cuda_config};
+use poorwill_testkit::device::{DeviceKind, cuda_config};
 use poorwill_testkit::pattern;
 use poorwill_testkit::watchdog::watched;
 
@@ -29,12 +29,12 @@ const MIB: u64 = 1 << 20;
 
 pub(crate) fn limited(limit_bytes: Option<u64>) -> Device {
     let host_memory = HostMemoryConfig::default().limited_to(limit_bytes);
-    match Kind::of_this_run() {
-        Kind::Host => {
+    match DeviceKind::of_this_run() {
+        DeviceKind::Host => {
             let config = HostConfig::with_capacity(64 * MIB).backing_up_in(host_memory);
             Device::from_host(Arc::new(HostDevice::open(&config).unwrap()))
         }
-        Kind::Fake | Kind::Cuda(_) => {
+        DeviceKind::Fake | DeviceKind::Cuda(_) => {
             let config = cuda_config().backing_up_in(host_memory);
             Device::from_cuda(Arc::new(CudaDevice::open(&config).unwrap()))
         }
@@ -46,7 +46,7 @@ fn open() -> Device {
 }
 
 fn is_gpu() -> bool {
-    Kind::of_this_run() != Kind::Host
+    DeviceKind::of_this_run() != DeviceKind::Host
 }
 
 fn held(device: &Device) -> (u64, u64) {

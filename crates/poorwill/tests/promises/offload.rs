@@ -12,7 +12,7 @@ use poorwill::{CopyPart, Device, DeviceRange, DriverErrorKind, StreamId};
 use poorwill_driver::system::System;
 use poorwill_driver::{CudaConfig, CudaDevice, HostConfig, HostDevice, HostMemoryConfig, Pin};
 use poorwill_testkit::child;
-use poorwill_testkit::device::{Kind, cuda_config, skipped_unless};
+use poorwill_testkit::device::{DeviceKind, cuda_config, skipped_unless};
 use poorwill_testkit::latch::{Latch, hold};
 use poorwill_testkit::pattern;
 
@@ -24,12 +24,12 @@ fn on() -> Switches {
 }
 
 fn open_with(host_memory: HostMemoryConfig) -> Device {
-    match Kind::of_this_run() {
-        Kind::Host => {
+    match DeviceKind::of_this_run() {
+        DeviceKind::Host => {
             let config = HostConfig::with_capacity(64 * MIB).backing_up_in(host_memory);
             Device::from_host(Arc::new(HostDevice::open(&config).unwrap()))
         }
-        Kind::Fake | Kind::Cuda(_) => {
+        DeviceKind::Fake | DeviceKind::Cuda(_) => {
             let config = cuda_config().backing_up_in(host_memory);
             Device::from_cuda(Arc::new(CudaDevice::open(&config).unwrap()))
         }
@@ -42,7 +42,7 @@ fn open() -> Device {
 
 /// Whether page-locking means anything.
 fn is_gpu() -> bool {
-    Kind::of_this_run() != Kind::Host
+    DeviceKind::of_this_run() != DeviceKind::Host
 }
 
 fn used(device: &Device) -> u64 {

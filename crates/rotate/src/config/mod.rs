@@ -11,17 +11,15 @@ mod hibernate;
 mod model;
 mod names;
 mod raw;
+mod read;
 mod traces;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use poorwill_front::file;
-use poorwill_front::settings::Mistakes;
 use poorwill_rotation_policy::Rules;
 
 pub use self::calls::{AsleepCall, Call, HttpApi, SleepCalls};
@@ -30,8 +28,6 @@ pub use self::names::{Selector, Strategy};
 pub use self::traces::TraceExport;
 pub use poorwill_front::file::{ConfigError, Place};
 pub use poorwill_front::settings::{Card, Control, Front, Key, KeyShare, Parameters};
-
-use self::raw::File;
 
 /// A checked configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -201,29 +197,6 @@ pub enum CanaryKind {
     Get,
     /// No request. An engine that came back wrong serves clients.
     None,
-}
-
-impl Config {
-    /// Reads a file.
-    ///
-    /// # Errors
-    /// What is wrong; see [`ConfigError`].
-    pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.to_path_buf(), source })?;
-        Self::parse(&text, &file::from_source)
-    }
-
-    /// Parses a file. `secret` resolves the source of a key, `env:NAME` or `file:PATH`, and `${env.NAME}`.
-    ///
-    /// # Errors
-    /// As [`read`](Self::read).
-    pub fn parse(text: &str, secret: &dyn Fn(&str) -> Result<String, String>) -> Result<Self, ConfigError> {
-        let file: File = file::parse(text, secret)?;
-        let mut mistakes = Mistakes::default();
-        let config = file.checked(secret, &mut mistakes);
-        file::without_mistakes(Some(config), mistakes, text, secret)
-    }
 }
 
 fn section(name: &str) -> String {

@@ -13,7 +13,8 @@ use poorwill_front::operators::{ControlError, OPENMETRICS, guard, page, read_bod
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{FOLLOWERS_MAX, HandlerState, events};
+use super::events;
+use super::state::{FOLLOWERS_MAX, HandlerState};
 use crate::service::ModelCommand;
 
 /// Default number of log lines.

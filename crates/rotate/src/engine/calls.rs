@@ -6,10 +6,12 @@
 
 use serde_json::Value;
 
-use super::canary::{Prompt, is_unserved};
+use super::answer::Answer;
+use super::canary::Prompt;
+use super::contract::is_unserved;
+use super::contract::{Engine, EngineError, EngineFuture};
 use super::healthy::is_healthy;
 use super::http::{Http, Reply};
-use super::{Answer, Engine, EngineError, EngineFuture};
 use crate::config::{Call, CanaryKind, SleepCalls};
 use poorwill_rotation_policy::EngineState;
 

@@ -4,9 +4,10 @@
 
 use std::sync::Arc;
 
+use super::answer::Answer;
 use super::canary::Prompt;
+use super::contract::{Engine, EngineError, EngineFuture};
 use super::http::Http;
-use super::{Answer, Engine, EngineError, EngineFuture};
 use crate::config::CanaryKind;
 use poorwill_rotation_policy::EngineState;
 

@@ -17,7 +17,7 @@ use http_body_util::Full;
 use hyper_util::client::legacy;
 use serde_json::Value;
 
-use super::EngineError;
+use super::contract::EngineError;
 use poorwill_front::file::check_url;
 use poorwill_net::client::{self as transport, HttpClient};
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::time::timeout;
 
-use super::EngineError;
+use super::contract::EngineError;
 use super::http::Http;
 
 /// An engine that loads its model answers late, or not at all.

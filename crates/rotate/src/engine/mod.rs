@@ -3,97 +3,29 @@
 //! An adapter sends requests and reports the answers. A sleep that was answered with 200 proves nothing: the policy
 //! compares it with a measurement. Calls have no timeout of their own; dropping the future gives up.
 
+mod answer;
 mod calls;
 pub(crate) mod canary;
+mod contract;
 mod healthy;
 mod http;
 mod inspect;
 mod sglang;
 mod vllm;
 
-use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 
+pub use self::answer::{Answer, Content};
 use self::calls::Calls;
 use self::canary::Prompt;
-pub use self::canary::{Answer, Content};
+pub(crate) use self::contract::is_unserved;
+pub use self::contract::{Engine, EngineError, EngineFuture};
 use self::healthy::Healthy;
 use self::http::Http;
 pub use self::inspect::{Inspection, inspect};
 use self::sglang::Sglang;
 use self::vllm::Vllm;
-use crate::config::{CanaryKind, EngineKind, Model};
-use poorwill_rotation_policy::EngineState;
-
-/// The future of an engine call.
-pub type EngineFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, EngineError>> + Send + 'a>>;
-
-/// An engine.
-pub trait Engine: fmt::Debug + Send + Sync {
-    /// The reported state; [`EngineState::Gone`] if no connection is possible. An unknown answer is an error.
-    fn probe(&self) -> EngineFuture<'_, EngineState>;
-
-    /// Sleeps at the model's level, until the engine reports completion.
-    fn sleep(&self) -> EngineFuture<'_, ()>;
-
-    /// Wakes and reloads dropped weights, until the engine reports completion.
-    fn wake(&self) -> EngineFuture<'_, ()>;
-
-    /// Whether the engine reports that it is awake.
-    fn is_awake(&self) -> EngineFuture<'_, bool>;
-
-    /// Answers the canary deterministically. Only `kind` is asked; without one, the first that the engine serves.
-    fn generate(&self, kind: Option<CanaryKind>) -> EngineFuture<'_, Answer>;
-}
-
-/// Why an engine call failed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum EngineError {
-    /// The connection failed or broke.
-    #[error("{request_line}: {reason}")]
-    Unreachable {
-        /// Method and URL.
-        request_line: String,
-        /// The cause.
-        reason: String,
-    },
-    /// The engine answered with an error status.
-    #[error("{request_line}: it answered {status}: {message}")]
-    Refused {
-        /// Method and URL.
-        request_line: String,
-        /// The HTTP status.
-        status: u16,
-        /// The beginning of its message.
-        message: String,
-    },
-    /// The answer is not one of such an engine.
-    #[error("{request_line}: {reason}")]
-    Unexpected {
-        /// Method and URL.
-        request_line: String,
-        /// What is unexpected.
-        reason: String,
-    },
-    /// The engine runs, but lacks what the rotation needs. Waiting does not help.
-    #[error("{request_line}: {reason}")]
-    Unsupported {
-        /// Method and URL.
-        request_line: String,
-        /// What it lacks, and how to start it.
-        reason: String,
-    },
-}
-
-impl EngineError {
-    /// Whether the engine does not serve such requests.
-    pub(crate) fn is_unserved(&self) -> bool {
-        matches!(self, Self::Refused { status, message, .. } if canary::is_unserved(*status, message))
-    }
-}
+use crate::config::{EngineKind, Model};
 
 /// The adapter for a model's engine. Sends nothing yet.
 ///

@@ -28,9 +28,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::answer::Answer;
 use super::canary::Prompt;
+use super::contract::{Engine, EngineError, EngineFuture};
 use super::http::{Failure, Http, Reply};
-use super::{Answer, Engine, EngineError, EngineFuture};
 use crate::config::CanaryKind;
 use poorwill_rotation_policy::EngineState;
 

@@ -8,10 +8,11 @@
 
 use serde_json::{Value, json};
 
+use super::answer::Answer;
 use super::canary::Prompt;
+use super::contract::{Engine, EngineError, EngineFuture};
 use super::healthy::is_healthy;
 use super::http::{Http, Reply};
-use super::{Answer, Engine, EngineError, EngineFuture};
 use crate::config::CanaryKind;
 use poorwill_rotation_policy::EngineState;
 

@@ -9,9 +9,9 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::directory::{Directory, Entry};
 use super::history::{History, ModelHistory};
 use super::snapshot::{GpuNow, ModelNow, PromiseNow, Refused, ServiceEvent, Snapshot};
-use super::{Directory, Entry};
 use crate::config::Config;
 use poorwill_front::requests::Recent;
 use poorwill_rotation_policy::{
@@ -307,7 +307,7 @@ impl Actor {
     fn suspect(&mut self, model: ModelId) {
         let Some(entry) = self.entry(model) else { return };
         // It would not answer.
-        let is_off = entry.handle.hibernator.may_hibernate(&entry.model.name);
+        let is_off = entry.handle.hibernator().may_hibernate(&entry.model.name);
         if is_off || !self.suspected.insert(model) {
             return;
         }
@@ -397,7 +397,7 @@ impl Actor {
 
 /// `None` if it does not answer in time.
 async fn found(entry: &Entry) -> Option<EngineState> {
-    tokio::time::timeout(PROBE_MAX, entry.handle.engine.probe()).await.ok()?.ok()
+    tokio::time::timeout(PROBE_MAX, entry.handle.engine().probe()).await.ok()?.ok()
 }
 
 fn now(entry: &Entry, status: &Status, history: &ModelHistory) -> ModelNow {
@@ -424,7 +424,7 @@ fn now(entry: &Entry, status: &Status, history: &ModelHistory) -> ModelNow {
         residue_bytes: status.residue_bytes.clone(),
         can_hibernate: status.can_hibernate,
         cannot_hibernate: status.cannot_hibernate.clone(),
-        host_bytes: entry.handle.hibernator.host_bytes(&model.name),
+        host_bytes: entry.handle.hibernator().host_bytes(&model.name),
         need_bytes: model.rules.need_bytes,
         failures: status.failures,
         last_failure: history.last_failure.clone(),

@@ -28,11 +28,11 @@ const READ_LINES: usize = 20;
 #[derive(Debug)]
 pub(super) struct EngineHandle {
     model: String,
-    pub(super) engine: Arc<dyn Engine>,
-    pub(super) supervisor: Option<Arc<Supervisor>>,
-    pub(super) meter: Arc<dyn Meter>,
-    pub(super) hibernator: Arc<dyn Hibernator>,
-    pub(super) gpus: Vec<Gpu>,
+    engine: Arc<dyn Engine>,
+    supervisor: Option<Arc<Supervisor>>,
+    meter: Arc<dyn Meter>,
+    hibernator: Arc<dyn Hibernator>,
+    gpus: Vec<Gpu>,
     canary: Mutex<FirstAnswer>,
 }
 
@@ -47,6 +47,23 @@ impl EngineHandle {
         let canary = Mutex::new(FirstAnswer::of(model, kept_at));
         let (model, gpus) = (model.name.clone(), model.rules.gpus.clone());
         Self { model, engine, supervisor, meter, hibernator, gpus, canary }
+    }
+
+    pub(super) fn engine(&self) -> &dyn Engine {
+        &*self.engine
+    }
+
+    /// `None` for an engine that the service does not start.
+    pub(super) fn supervisor(&self) -> Option<&Arc<Supervisor>> {
+        self.supervisor.as_ref()
+    }
+
+    pub(super) fn hibernator(&self) -> &dyn Hibernator {
+        &*self.hibernator
+    }
+
+    pub(super) fn gpus(&self) -> &[Gpu] {
+        &self.gpus
     }
 
     /// With the first answer of the handle before, if that was to the same question.

@@ -7,6 +7,7 @@
 //! leaves the queue at once. A cancelled task is dropped, and its late report is ignored.
 
 mod actor;
+mod directory;
 mod first_answer;
 mod handle;
 mod history;
@@ -15,12 +16,12 @@ mod snapshot;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use poorwill_front::backend::{Admission, InFlight};
+use poorwill_front::backend::Admission;
 use tokio::sync::{Mutex, broadcast, mpsc, oneshot};
 
 pub use self::names::Destination;
@@ -30,9 +31,10 @@ pub use self::snapshot::{
 };
 
 use self::actor::{Actor, Message};
+use self::directory::{Directory, Entry, InFlightCount};
 use self::handle::EngineHandle;
 pub(crate) use self::history::{LEAVING, RESTS};
-use self::names::{Names, Target, TargetNow};
+use self::names::{Target, TargetNow};
 use crate::config::{self, Config};
 use crate::engine::{self, Engine, EngineError};
 use crate::hibernation::{Hibernator, Sets};
@@ -60,35 +62,6 @@ struct Inner {
     /// The last measurement for the status. One caller at a time measures.
     shown: Mutex<BTreeMap<usize, GpuMemory>>,
     reloading: Mutex<()>,
-}
-
-#[derive(Debug)]
-struct Directory {
-    config: Arc<Config>,
-    /// By model number, which removed models keep.
-    entries: Vec<Entry>,
-    names: Names,
-    profile: Option<String>,
-}
-
-impl Directory {
-    /// Without a profile if this one is not in the configuration.
-    fn new(config: Arc<Config>, entries: Vec<Entry>, profile: Option<String>) -> Self {
-        let profile = profile.filter(|profile| config.profiles.contains_key(profile));
-        let is_it = |entry: &Entry, name: &str| entry.is_listed && entry.model.name == name;
-        let id_of = |name: &str| entries.iter().position(|entry| is_it(entry, name));
-        let names = Names::new(&config, profile.as_deref(), id_of);
-        Self { config, entries, names, profile }
-    }
-}
-
-#[derive(Debug, Clone)]
-struct Entry {
-    model: Arc<config::Model>,
-    handle: Arc<EngineHandle>,
-    is_listed: bool,
-    /// Waiting and running requests by a name.
-    in_flight: Arc<AtomicUsize>,
 }
 
 /// Why a service cannot start or reload.
@@ -253,7 +226,7 @@ impl Service {
     fn watch_all(&self, first: usize) {
         let entries = self.entries();
         for (id, entry) in entries.iter().enumerate().skip(first) {
-            let Some(supervisor) = entry.handle.supervisor.clone() else { continue };
+            let Some(supervisor) = entry.handle.supervisor().cloned() else { continue };
             let messages = self.0.messages.clone();
             tokio::spawn(async move {
                 loop {
@@ -318,7 +291,7 @@ impl Service {
             model: Arc::clone(&entry.model),
             served_as: target.served_as.clone(),
             parameters: Arc::clone(&target.parameters),
-            in_flight: InFlight::new(&entry.in_flight),
+            in_flight: entry.in_flight.begin(),
         })
     }
 
@@ -333,7 +306,7 @@ impl Service {
             model: Arc::clone(&entry.model),
             served_as: entry.model.served_as.clone(),
             parameters: Arc::default(),
-            in_flight: InFlight::new(&entry.in_flight),
+            in_flight: entry.in_flight.begin(),
         })
     }
 
@@ -350,7 +323,7 @@ impl Service {
         let stages = self.0.stages.read().unwrap_or_else(PoisonError::into_inner);
         let now = |id: usize| TargetNow {
             stage: stages.get(id).copied().unwrap_or(StageName::Unknown),
-            in_flight: directory.entries[id].in_flight.load(Ordering::Acquire),
+            in_flight: directory.entries[id].in_flight.now(),
         };
         directory.names.chosen(name, now, |target| take(&directory.entries[target.id], target))
     }
@@ -460,8 +433,8 @@ impl Service {
     #[must_use]
     pub fn processes(&self, gpu: Gpu) -> Vec<u32> {
         let entries = self.entries();
-        let on_it = entries.iter().filter(|entry| entry.handle.gpus.contains(&gpu));
-        on_it.filter_map(|entry| entry.handle.supervisor.as_ref()).flat_map(|one| one.processes()).collect()
+        let on_it = entries.iter().filter(|entry| entry.handle.gpus().contains(&gpu));
+        on_it.filter_map(|entry| entry.handle.supervisor()).flat_map(|one| one.processes()).collect()
     }
 
     /// The last lines of a supervised engine's output; `None` if no model has this name or alias.
@@ -469,7 +442,7 @@ impl Service {
     pub fn log(&self, name: &str, lines: usize) -> Option<Vec<String>> {
         let (model, _) = self.find(name)?;
         let entries = self.entries();
-        let supervisor = entries.get(model.0)?.handle.supervisor.clone();
+        let supervisor = entries.get(model.0)?.handle.supervisor().cloned();
         Some(supervisor.map(|supervisor| supervisor.log(lines)).unwrap_or_default())
     }
 
@@ -533,7 +506,7 @@ impl Service {
         // No later service would find one that hibernates without a state folder.
         let stays = !stops_engines && self.config().state.is_some();
         if !stays {
-            let is_off = |entry: &Entry| entry.handle.hibernator.may_hibernate(&entry.model.name);
+            let is_off = |entry: &Entry| entry.handle.hibernator().may_hibernate(&entry.model.name);
             let (off, others): (Vec<Entry>, Vec<Entry>) = self.entries().into_iter().partition(is_off);
             join_all(others.into_iter().map(|entry| entry.let_go(stops_engines))).await;
             let_go_in_turns(off, stops_engines).await;
@@ -544,12 +517,12 @@ impl Service {
 
 /// Those that come back take memory, so on each GPU they do one after the other.
 async fn let_go_in_turns(entries: Vec<Entry>, stops: bool) {
-    let gpus = entries.iter().flat_map(|entry| &entry.handle.gpus);
+    let gpus = entries.iter().flat_map(|entry| entry.handle.gpus());
     let turns: BTreeMap<Gpu, Mutex<()>> = gpus.map(|gpu| (*gpu, Mutex::default())).collect();
     let turns = &turns;
     let in_turn = |entry: Entry| async move {
         // All lock in the same order, so that none waits for one that waits for it.
-        let own = entry.handle.gpus.clone();
+        let own = entry.handle.gpus().to_vec();
         let mut held = Vec::new();
         for (_, turn) in turns.iter().filter(|(gpu, _)| own.contains(gpu)) {
             held.push(turn.lock().await);
@@ -562,13 +535,13 @@ async fn let_go_in_turns(entries: Vec<Entry>, stops: bool) {
 impl Entry {
     /// Stops its engine, or else leaves it on its GPUs.
     async fn let_go(self, stops: bool) {
-        let Some(supervisor) = &self.handle.supervisor else { return };
+        let Some(supervisor) = self.handle.supervisor() else { return };
         let model = &self.model.name;
         if stops {
             if let Err(error) = self.handle.end(supervisor, self.model.rules.limits.stop).await {
                 tracing::error!(model, error, "its engine was not stopped");
             }
-        } else if self.handle.hibernator.may_hibernate(model)
+        } else if self.handle.hibernator().may_hibernate(model)
             && let Err(error) = self.handle.resume_within(self.model.rules.limits.wake).await
         {
             tracing::error!(model, error, "its engine hibernates on");
@@ -642,7 +615,7 @@ fn entry(config: &Config, model: &config::Model, tools: Tools<'_>) -> Result<Ent
     let supervisor = supervisor.transpose()?;
     let kept_at = kept_at(model, config);
     let handle = Arc::new(EngineHandle::new(model, engine, supervisor, tools.shared(), kept_at));
-    Ok(Entry { model: Arc::new(model.clone()), handle, is_listed: true, in_flight: Arc::default() })
+    Ok(Entry { model: Arc::new(model.clone()), handle, is_listed: true, in_flight: InFlightCount::default() })
 }
 
 fn kept_at(model: &config::Model, config: &Config) -> Option<PathBuf> {
@@ -680,9 +653,9 @@ fn changed(
         let handle = &entry.handle;
         let engine = tools.engine(model)?;
         let kept_at = kept_at(model, config);
-        let after = EngineHandle::new(model, engine, handle.supervisor.clone(), tools.shared(), kept_at);
+        let after = EngineHandle::new(model, engine, handle.supervisor().cloned(), tools.shared(), kept_at);
         Arc::new(after.remembering(handle))
     };
-    let in_flight = Arc::clone(&entry.in_flight);
+    let in_flight = entry.in_flight.clone();
     Ok(Entry { model: Arc::new(model.clone()), handle, is_listed: true, in_flight })
 }

@@ -9,7 +9,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::SuperviseError;
+use super::error::SuperviseError;
 
 const LINES_MAX: usize = 1000;
 /// Longer lines are cut.

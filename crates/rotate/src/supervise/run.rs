@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, getpgrp, kill_process, kill_process_group};
 use tokio::sync::Notify;
 
-use super::SuperviseError;
+use super::error::SuperviseError;
 use super::family::{Family, Members};
 use super::log::{Log, LogFile};
 use super::proc::{self, Identity};

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-use super::SuperviseError;
+use super::error::SuperviseError;
 use super::proc::{self, Identity};
 
 /// The environment variable that identifies an engine that has just started.

@@ -70,7 +70,8 @@ impl Rotation {
     async fn until(&self, is_so: impl Fn(&[StageName]) -> bool) {
         let settled = [StageName::Unknown, StageName::Asleep, StageName::Ready];
         loop {
-            let stages: Vec<_> = self.running.service.stages().into_iter().map(|(_, stage)| stage).collect();
+            let stages: Vec<_> =
+                self.running.service().stages().into_iter().map(|(_, stage)| stage).collect();
             if stages.iter().all(|stage| settled.contains(stage)) && is_so(&stages) {
                 return;
             }
@@ -79,7 +80,7 @@ impl Rotation {
     }
 
     async fn get(&self, path: &str) -> (u16, Value) {
-        let (status, text) = send(self.running.front, &format!("GET {path}"), "", "").await;
+        let (status, text) = send(self.running.front(), &format!("GET {path}"), "", "").await;
         (status, serde_json::from_str(&text).unwrap())
     }
 
@@ -90,7 +91,7 @@ impl Rotation {
 
     async fn ask_as(&self, kind: &str, path: &str, body: &str) -> (u64, String) {
         let (status, text) =
-            send(self.running.front, &format!("POST {path}"), &format!("Content-Type: {kind}\r\n"), body)
+            send(self.running.front(), &format!("POST {path}"), &format!("Content-Type: {kind}\r\n"), body)
                 .await;
         assert_eq!(status, 200, "{body}: {text}");
         let answer: Value = serde_json::from_str(&text).unwrap();
@@ -172,7 +173,7 @@ fn an_engine_gets_its_own_name_or_that_of_an_adapter() {
         // Operators may say any name of a model.
         for name in ["qwen", "q", "qwen:high", "sql-lora", "org%2Fpoems"] {
             let line = format!("POST /rotate/models/{name}/pin");
-            let (status, text) = send(rotation.running.control, &line, "", "").await;
+            let (status, text) = send(rotation.running.control(), &line, "", "").await;
             let model: Value = serde_json::from_str(&text).unwrap();
             assert_eq!((status, &model["name"]), (202, &json!("qwen")), "{name}");
             assert_eq!(model["adapters"], json!(["sql-lora", "org/poems"]));
@@ -279,18 +280,18 @@ fn a_selector_chooses_for_each_request() {
         assert_eq!(rotation.ask(ask).await, (1, r#"{"model":"b-lora"}"#.to_owned()));
         // Another choice by a changed configuration.
         let changed = two_models("strategy = \"first\"\ntargets = [\"a\", \"b-lora\"]");
-        rotation.running.service.reload(config(&rotation.urls, &changed)).await.unwrap();
+        rotation.running.service().reload(config(&rotation.urls, &changed)).await.unwrap();
         assert_eq!(rotation.ask(ask).await, (0, r#"{"model":"a"}"#.to_owned()));
         // Both are ready now.
-        rotation.running.service.reload(config(&rotation.urls, &text)).await.unwrap();
+        rotation.running.service().reload(config(&rotation.urls, &text)).await.unwrap();
         rotation.until(|stages| stages == [StageName::Ready; 2]).await;
         assert_eq!(rotation.ask(ask).await.0, 0);
         // It has no engine of its own to command.
-        let (status, _) = send(rotation.running.control, "POST /rotate/models/any/wake", "", "").await;
+        let (status, _) = send(rotation.running.control(), "POST /rotate/models/any/wake", "", "").await;
         assert_eq!(status, 404);
-        assert!(rotation.running.service.find("any").is_none());
+        assert!(rotation.running.service().find("any").is_none());
         let without = text.split("[[selector]]").next().unwrap();
-        rotation.running.service.reload(config(&rotation.urls, without)).await.unwrap();
+        rotation.running.service().reload(config(&rotation.urls, without)).await.unwrap();
         assert_eq!(rotation.get("/v1/models/any").await.0, 404);
     });
 }
@@ -304,7 +305,7 @@ fn a_request_counts_for_its_target_until_it_ends() {
         let ask = r#"{"model":"any"}"#;
         assert_eq!(rotation.ask(ask).await.0, 0);
         // One by the model's own name counts, too.
-        let mut client = TcpStream::connect(rotation.running.front).await.unwrap();
+        let mut client = TcpStream::connect(rotation.running.front()).await.unwrap();
         let line = "POST /v1/completions";
         let hang = request(line, "Content-Type: application/json\r\n", r#"{"model":"a","prompt":"hang"}"#);
         client.write_all(hang.as_bytes()).await.unwrap();
@@ -319,7 +320,7 @@ fn a_request_counts_for_its_target_until_it_ends() {
 
 /// The answer's status and body.
 async fn choose(rotation: &Rotation, body: &str) -> (u16, Value) {
-    let (status, text) = send(rotation.running.control, "POST /rotate/profile", "", body).await;
+    let (status, text) = send(rotation.running.control(), "POST /rotate/profile", "", body).await;
     (status, serde_json::from_str(&text).unwrap())
 }
 
@@ -330,7 +331,7 @@ fn the_names_of_a_profile_come_before_all_others() {
             "[profile.coding]\na = \"b-lora\"\nfast = \"any\"\nb = \"\"\n[profile.other]\nfast = \"b\"\n";
         let text = two_models("targets = [\"a\"]") + profiles;
         let rotation = Rotation::of(&[false, false], &text).await;
-        let service = &rotation.running.service;
+        let service = rotation.running.service();
         let body = |name: &str| format!("{{\"model\":\"{name}\"}}");
         assert_eq!(rotation.ask(&body("a")).await, (0, body("a")));
         assert_eq!((rotation.get("/v1/models/fast").await.0, service.profile()), (404, None));
@@ -392,7 +393,7 @@ fn no_target_gets_more_than_its_share_at_once() {
     run(async {
         let text = two_models("strategy = \"spillover\"\nrequests = 1\ntargets = [\"a\", \"b\"]");
         let rotation = Rotation::of(&[false, false], &text).await;
-        let service = &rotation.running.service;
+        let service = rotation.running.service();
         let held = [AtomicUsize::new(0), AtomicUsize::new(0)];
         // As many as the targets may have, so each has its own whenever both ask.
         let take_turns = || {

@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::OperatorState;
+use super::state::OperatorState;
 use crate::status::{FleetStatus, ModelWhy, Records};
 use crate::wishes::{Wish, WishError, wish};
 
@@ -105,7 +105,7 @@ impl From<controller::Status> for ControllerStatus {
 
 async fn records(shared: &OperatorState) -> Result<(Records, Contents), ControlError> {
     shared.operated.records().await.map_err(|error| {
-        tracing::error!(%error, "the fleet's records could not be read");
+        tracing::error!(%error, "cannot read the fleet's records");
         ControlError::new(StatusCode::INTERNAL_SERVER_ERROR, "this broke halfway; see the router's log")
     })
 }
@@ -249,7 +249,7 @@ async fn json_of<T: DeserializeOwned + Default>(body: Body, example: &str) -> Re
 }
 
 async fn carry_out(shared: OperatorState, wanted: Wish) -> Result<Response, ControlError> {
-    tracing::info!(?wanted, "an operator asked for this");
+    tracing::info!(?wanted, "an operator changed a wish");
     let operated = Arc::clone(&shared.operated);
     let done = to_completion(async move { wish(&operated.etcd, &operated.fleet, wanted).await }).await?;
     let wish = done.map_err(|error| {

@@ -28,7 +28,7 @@ impl Fixture {
         let config = RouterConfig::parse(&text, &|_| Ok("key".to_owned())).unwrap();
         let running = begin(&config, true, controls).await.unwrap();
         let etcd = Etcd::new(etcd, Limits::default()).unwrap();
-        Self { etcd, control: running.control.unwrap(), running }
+        Self { etcd, control: running.control().unwrap(), running }
     }
 
     async fn ask(&self, what: &str, body: &str) -> Answer {

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use super::spill::Spilled;
 use crate::driver::{DriverError, DriverErrorKind};
 use crate::pool::shared::{Shared, SharedAccess, Starving};
-use crate::pool::state::State;
+use crate::pool::state::PoolState;
 use crate::pool::tools::deadline::Deadline;
 use crate::pool::tools::error::{PoolError, Result};
 use crate::pool::tools::keys::TagKey;
@@ -183,7 +183,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl PoolState {
     /// Refuses named tags whose backup is the only copy.
     fn check_droppable(&self, tags: Option<&[Tag]>) -> Result<()> {
         let named = tags.map(|tags| self.tags().selected(DROP, Some(tags))).transpose()?.unwrap_or_default();

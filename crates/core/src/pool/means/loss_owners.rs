@@ -7,7 +7,7 @@
 use crate::digest::Digest;
 use crate::driver::DeviceRange;
 use crate::pool::parts::undefined_ranges::Undefined;
-use crate::pool::state::State;
+use crate::pool::state::PoolState;
 use crate::pool::tools::error::{PoolError, Result};
 use crate::pool::tools::handle::BlockId;
 use crate::pool::tools::keys::{Location, SegmentKey, TagKey};
@@ -15,7 +15,7 @@ use crate::pool::tools::loss_ranges::LostRange;
 
 const RESTORE: &str = "mark as restored";
 
-impl State {
+impl PoolState {
     /// The parts of live blocks in `ranges`, by address; adjacent parts of one block are merged.
     pub(in crate::pool) fn lost_in(&self, ranges: impl IntoIterator<Item = DeviceRange>) -> Vec<LostRange> {
         let mut ranges: Vec<DeviceRange> = ranges.into_iter().collect();

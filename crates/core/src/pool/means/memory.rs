@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::driver::{DriverError, DriverErrorKind};
 use crate::pool::parts::physical::PhysicalMemory;
 use crate::pool::shared::Shared;
-use crate::pool::state::State;
+use crate::pool::state::PoolState;
 use crate::pool::tools::deadline::{Deadline, Wait};
 use crate::pool::tools::error::{Awaited, PoolError, Result, Shortage, Usage};
 use crate::pool::tools::keys::{SegmentKey, TagKey};
@@ -253,7 +253,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl PoolState {
     fn is_falling_asleep(&self, segment: SegmentKey) -> bool {
         self.heap().segments().tag_of(segment).is_some_and(|tag| self.tags().get(tag).falls_asleep())
     }

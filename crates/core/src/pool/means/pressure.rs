@@ -2,7 +2,7 @@
 
 use super::events::Waited;
 use crate::pool::shared::{MemoryGuard, Shared};
-use crate::pool::state::State;
+use crate::pool::state::PoolState;
 use crate::pool::tools::deadline::Wait;
 use crate::pool::tools::error::{Awaited, Result};
 use crate::pool::tools::keys::TagKey;
@@ -111,7 +111,7 @@ impl Retry {
     }
 }
 
-impl State {
+impl PoolState {
     /// Tags that fall asleep, or whose freed memory is being copied: their end may release memory.
     fn tags_to_wait_for(&self) -> Vec<TagKey> {
         let falling = self.tags().iter().filter(|(_, entry)| entry.falls_asleep()).map(|(tag, _)| tag);

@@ -5,7 +5,7 @@
 
 use crate::driver::{DriverErrorKind, StreamId};
 use crate::pool::shared::Shared;
-use crate::pool::state::State;
+use crate::pool::state::PoolState;
 use crate::pool::tools::error::{PoolError, Result};
 use crate::pool::tools::handle::AllocRequest;
 use crate::pool::tools::keys::{ListKey, TagKey};
@@ -33,7 +33,7 @@ impl Shared {
     #[inline]
     pub(in crate::pool) fn list_of(
         &self,
-        state: &mut State,
+        state: &mut PoolState,
         tag: TagKey,
         request: &AllocRequest,
     ) -> Result<ListKey> {

@@ -12,7 +12,7 @@
 use std::cmp::Reverse;
 
 use crate::pool::parts::physical::PhysicalMemory;
-use crate::pool::state::State;
+use crate::pool::state::PoolState;
 use crate::pool::tools::mapping::Mapping;
 
 const SPARE_PART: u64 = 64;
@@ -26,14 +26,14 @@ pub(in crate::pool) struct Supply {
     pub(in crate::pool) release_bytes: u64,
     /// Spare memory that the need takes: size and count.
     pub(in crate::pool) reserved: Vec<(u64, usize)>,
-    /// See [`State::granules_ahead`].
+    /// See [`PoolState::granules_ahead`].
     pub(in crate::pool) ahead: usize,
 }
 
-impl State {
+impl PoolState {
     /// Takes reclaimable memory that `needs` can use; the caller's `supplied` will be spare by then. Above
     /// `allowed_bytes`, memory of the wrong size is released, and `may_split` needs for chunks become
-    /// granules. The caller has checked that enough is available ([`State::reclaimable`]).
+    /// granules. The caller has checked that enough is available ([`PoolState::reclaimable`]).
     pub(in crate::pool) fn supply(
         &mut self,
         memory: &PhysicalMemory,
@@ -105,7 +105,7 @@ impl State {
         usize::try_from(headroom.min(missing)).unwrap_or(0)
     }
 
-    /// As [`State::steal_bytes`], leftovers included.
+    /// As [`PoolState::steal_bytes`], leftovers included.
     pub(super) fn take_reclaimable(&mut self, bytes: u64, leaving: &mut Vec<Mapping>) {
         let sum = |leaving: &[Mapping]| leaving.iter().map(|mapping| mapping.range.bytes).sum::<u64>();
         let wanted = sum(leaving).saturating_add(bytes);

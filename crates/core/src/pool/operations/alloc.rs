@@ -13,7 +13,7 @@ use crate::pool::means::supply::Supply;
 use crate::pool::parts::heap::{Candidate, Placement};
 use crate::pool::parts::physical::{MapTimes, PhysicalMemory};
 use crate::pool::shared::{Shared, SharedAccess, StateGuard};
-use crate::pool::state::{State, invalid};
+use crate::pool::state::{PoolState, invalid};
 use crate::pool::tools::deadline::{Deadline, Wait};
 use crate::pool::tools::error::{PoolError, Result};
 use crate::pool::tools::handle::{AllocRequest, Block};
@@ -238,7 +238,7 @@ impl Shared {
     /// Why `needed_bytes` cannot be had now from reclaimable memory and under the limit, if so.
     fn shortage(
         &self,
-        state: &State,
+        state: &PoolState,
         memory: &PhysicalMemory,
         request: &AllocRequest,
         needed_bytes: u64,
@@ -288,7 +288,7 @@ impl Shared {
     }
 
     /// Tag and list may have been forgotten while the state was unlocked.
-    fn refresh_keys<'a>(&self, state: &mut State, wanted: &Wanted<'a>) -> Result<Wanted<'a>> {
+    fn refresh_keys<'a>(&self, state: &mut PoolState, wanted: &Wanted<'a>) -> Result<Wanted<'a>> {
         let tag = state.tag_key(&wanted.request.tag);
         let list = self.list_of(state, tag, wanted.request)?;
         Ok(Wanted { tag, list, ..*wanted })
@@ -321,7 +321,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl PoolState {
     fn take_ready(&mut self, wanted: &Wanted<'_>) -> Result<Option<Block>> {
         let Wanted { request, tag, list, bytes, .. } = *wanted;
         if !self.heap().has_capacity(4) {

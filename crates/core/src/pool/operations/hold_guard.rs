@@ -12,7 +12,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::pool::shared::Shared;
-use crate::pool::state::State;
+use crate::pool::state::PoolState;
 use crate::pool::tools::error::Result;
 use crate::tag::Tag;
 
@@ -137,7 +137,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl PoolState {
     pub(in crate::pool) fn held(&self) -> Vec<HeldTag> {
         let held = self.holds().all().map(|(tag, holders)| HeldTag {
             tag: tag.clone(),

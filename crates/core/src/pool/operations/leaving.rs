@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::stage::ReadyStep;
 use crate::driver::{DriverError, Op};
 use crate::pool::shared::{MemoryGuard, Shared};
-use crate::pool::state::State;
+use crate::pool::state::PoolState;
 use crate::pool::tools::error::{Phase, PoolError, Result};
 use crate::pool::tools::keys::{Location, TagKey};
 use crate::pool::tools::mapping::{Backing, Batch, Mapping};
@@ -143,7 +143,7 @@ impl Drop for Leaving<'_> {
     }
 }
 
-impl State {
+impl PoolState {
     /// After an undo that failed.
     fn stranded(&mut self, falling: &[TagKey], error: PoolError, undo: DriverError) -> PoolError {
         // A discard may concern tags that slept before: they go on sleeping.

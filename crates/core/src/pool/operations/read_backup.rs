@@ -16,7 +16,7 @@ use crate::digest::Digest;
 use crate::driver::DeviceRange;
 use crate::pool::parts::backups::{Backup, Stored};
 use crate::pool::shared::Shared;
-use crate::pool::state::State;
+use crate::pool::state::PoolState;
 use crate::pool::tools::error::{BackupProblem, PoolError, Result};
 use crate::pool::tools::keys::{SegmentKey, TagKey};
 use crate::tag::{Tag, TagState};
@@ -119,7 +119,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl PoolState {
     /// The tag of the live block that `range` lies in.
     fn block_of(&self, op: &'static str, range: DeviceRange) -> Result<Found> {
         let outside = PoolError::OutsideBlocks { op, range };

@@ -24,7 +24,7 @@ use crate::pool::parts::backups::Suspect;
 use crate::pool::parts::backups::sample::Sample;
 use crate::pool::parts::backups::{BACK_UP, Backup, Save, Stored, runs, tags_of};
 use crate::pool::shared::Shared;
-use crate::pool::state::State;
+use crate::pool::state::PoolState;
 use crate::pool::tools::error::{Phase, PoolError, Result};
 use crate::pool::tools::keys::TagKey;
 use crate::pool::tools::report::{SleepPhases, add};
@@ -208,7 +208,7 @@ impl<'a> Saver<'a> {
     /// Drops the buffers that do not fit. The device has all that they hold. Returns the changes without a buffer.
     fn take_unfit(&self, changes: &[Change<'_, '_>]) -> Vec<usize> {
         let mut state = self.shared.lock_state();
-        let fits = |state: &State, change: &Change<'_, '_>| {
+        let fits = |state: &PoolState, change: &Change<'_, '_>| {
             let backup = state.backups().get(change.save).filter(|backup| backup.is_ours());
             backup.is_some_and(|backup| {
                 backup.buffer.fits(&change.footprint, &change.save.without(&change.compared.kept))
@@ -482,7 +482,7 @@ fn as_many<T>(count: usize, asked: &str, found: Vec<T>) -> Result<Vec<T>, Driver
     Err(DriverError::invalid(Op::Save, reason))
 }
 
-impl State {
+impl PoolState {
     /// The digests that a sleep needs, and the tags that are sampled. Skipped granules are kept at once.
     fn queries(
         &self,

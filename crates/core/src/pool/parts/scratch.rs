@@ -19,12 +19,12 @@ use crate::pool::tools::mapping::Mapping;
 /// Locked after physical memory, or alone.
 #[derive(Debug, Default)]
 pub(in crate::pool) struct ScratchMemory {
-    place: Mutex<Place>,
+    place: Mutex<ScratchPlace>,
     mapped_bytes: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct Place {
+struct ScratchPlace {
     is_lent: bool,
     memory: Option<Parts>,
 }
@@ -97,12 +97,12 @@ impl ScratchMemory {
         if is_left { self.take(memory).1 } else { None }
     }
 
-    fn place(&self) -> MutexGuard<'_, Place> {
+    fn place(&self) -> MutexGuard<'_, ScratchPlace> {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Place {
+impl ScratchPlace {
     /// After an error it continues there the next time.
     fn release(&mut self, memory: &mut PhysicalMemory) -> Result<(), DriverError> {
         let Some(Parts { mapping, is_leaving, streams, .. }) = &mut self.memory else { return Ok(()) };

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use poorwill::offload::{Prefetcher, Slots};
 use poorwill::{Arena, Driver, Op, Tag, chain};
 use poorwill_bench::offload::{OffloadPlan, Source, run};
-use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::device::{DeviceKind, TestDevice};
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 
 use super::careless::{Careless, Fault, Held};
@@ -46,7 +46,7 @@ fn failing(inner: Arc<dyn Driver>, first: u64, burst: u64) -> (Arc<dyn Driver>, 
 fn at_every_place(step: usize, scenario: impl Fn(&TestDevice, &Arena) -> bool) {
     let (mut successes, mut failures) = (0, 0);
     for burst in [1, 2] {
-        for first in (0..).step_by(step * Kind::of_this_run().stride()) {
+        for first in (0..).step_by(step * DeviceKind::of_this_run().stride()) {
             let device = TestDevice::open(32);
             let counting = Careless::new(device.driver(), Fault::None, Held::Nothing);
             let (driver, script) = failing(Arc::clone(&counting) as Arc<dyn Driver>, first, burst);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use poorwill::offload::{DISABLE_UVA, Switches};
 use poorwill::{Arena, Config, Device, Driver};
 use poorwill_bench::offload::{OffloadError, OffloadPlan, OffloadReport, OffloadStage, Source, run};
-use poorwill_testkit::device::{Kind, TestDevice};
+use poorwill_testkit::device::{DeviceKind, TestDevice};
 
 use super::arena;
 use super::careless::{Careless, Fault, Held};
@@ -55,7 +55,7 @@ fn every_device_is_measured_and_left_as_it_was() {
         check(&report);
         assert_eq!(report.layer_bytes, granules / u64::from(layers) * granule_bytes);
         assert_eq!(report.device, device.info().id);
-        let in_place = device.kind() == Kind::Host || (device.info().kernel_copies && report.pinned);
+        let in_place = device.kind() == DeviceKind::Host || (device.info().kernel_copies && report.pinned);
         assert_eq!(report.uva_s.is_some(), in_place, "{}", report.uva_how);
         assert_eq!(
             (stages.first(), stages.last()),

@@ -6,7 +6,7 @@ use crate::driver::{BackingId, DeviceRange};
 use crate::pool::parts::backups::{Backup, Save, Stored};
 use crate::pool::parts::heap::Landmark;
 use crate::pool::shared::Shared;
-use crate::pool::state::State;
+use crate::pool::state::PoolState;
 use crate::pool::tools::error::{PoolError, Result};
 use crate::pool::tools::keys::TagKey;
 use crate::tag::{Changes, TagState};
@@ -108,7 +108,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl PoolState {
     /// The live granules, memory and a live block of an extent. `None` when it is unused or incomplete.
     fn current(&self, save: &Save, near: Option<Landmark>) -> Option<(Save, Vec<BackingId>, Landmark)> {
         let extent = DeviceRange::new(save.location.1, save.bytes);

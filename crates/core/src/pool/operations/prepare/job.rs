@@ -38,13 +38,13 @@ pub(super) struct Job {
     total_bytes: u64,
     /// Counts of backup drops at the start.
     forgets: BTreeMap<TagKey, u64>,
-    /// [`Outcome::ended`], readable without a lock.
+    /// [`PrepareOutcome::ended`], readable without a lock.
     ended: AtomicBool,
-    outcome: Monitor<Outcome>,
+    outcome: Monitor<PrepareOutcome>,
 }
 
 #[derive(Debug, Default)]
-struct Outcome {
+struct PrepareOutcome {
     ended: bool,
     result: Option<Result<PrepareReport>>,
 }
@@ -58,7 +58,7 @@ impl Job {
             total_bytes,
             forgets,
             ended: AtomicBool::new(false),
-            outcome: Monitor::new(Outcome::default()),
+            outcome: Monitor::new(PrepareOutcome::default()),
         }
     }
 

@@ -34,34 +34,23 @@ impl Shared {
         saves: &[Save],
         done: &mut Totals,
     ) -> Result<Visit> {
-        let failed = |source| PoolError::PrepareFailed { source };
         let Prepared { held, save, snapshot, mut stored, changes } = found;
-        let stream = self.streams().background();
         if !self.replaces_nothing_spoiled(&save, stored.as_ref(), saves)? {
             return Ok(Visit::Done);
         }
         // The sleep copies these anyway.
         let only_buffer = changes == Changes::Volatile || !self.driver().info().fast_digests;
-        let skips_verified = changes == Changes::Immutable;
         let same = match stored.as_mut() {
             _ if only_buffer => save.granules.clone(),
             None => Vec::new(),
-            Some(stored) => {
-                let same = self
-                    .unchanged_granules(&save, &mut stored.granules, skips_verified, stream)
-                    .map_err(failed)?;
-                self.lock_state().backups_mut().note_looked_at(&save, stored);
-                same
-            }
+            Some(stored) => self.unchanged_in(stored, &save, changes)?,
         };
         let fresh = save.without(&same);
-        let granule_bytes = self.shape().granule_bytes;
-        let unchanged_bytes = if only_buffer { 0 } else { same.len() as u64 * granule_bytes };
+        let unchanged_bytes = if only_buffer { 0 } else { same.len() as u64 * self.shape().granule_bytes };
         if stored.is_some() && fresh.is_empty() {
             done.unchanged_bytes += unchanged_bytes;
             return Ok(Visit::Done);
         }
-        let empty = || vec![None; self.shape().granules(save.bytes)];
         let (footprint, buffer, granules, fresh) =
             match (ready.filter(|(planned, _)| planned.is_for(&save)), stored) {
                 (Some((planned, buffer)), stored) => {
@@ -72,7 +61,7 @@ impl Shared {
                     }
                     // A new buffer keeps none of the unchanged granules.
                     let fresh = if only_buffer { Vec::new() } else { save.granules.clone() };
-                    (planned.footprint, buffer, empty(), fresh)
+                    (planned.footprint, buffer, vec![None; self.shape().granules(save.bytes)], fresh)
                 }
                 (None, stored) => {
                     let footprint = self.plan_footprint(&save).map_err(failed)?;
@@ -92,14 +81,25 @@ impl Shared {
             return Ok(Visit::Done);
         }
         // Others may write meanwhile, so what arrives is digested.
-        let granules = (granules, fresh, None);
-        let saving = self.start_copy(&save, &footprint, buffer, granules, stream).map_err(failed)?;
+        let saving = self
+            .start_copy(&save, &footprint, buffer, (granules, fresh, None), self.streams().background())
+            .map_err(failed)?;
         // What no longer fits is left to the sleep.
         let copied = saving.complete(self, false).map_err(failed)?;
         done.copied_bytes += copied.copied_bytes;
         done.stored_bytes += copied.stored_bytes;
         self.put_back(&held, &save, &snapshot, copied.backup);
         Ok(Visit::Done)
+    }
+
+    /// The granules of a backup that the device still has.
+    fn unchanged_in(&self, stored: &mut Backup, save: &Save, changes: Changes) -> Result<Vec<usize>> {
+        let skips_verified = changes == Changes::Immutable;
+        let stream = self.streams().background();
+        let same =
+            self.unchanged_granules(save, &mut stored.granules, skips_verified, stream).map_err(failed)?;
+        self.lock_state().backups_mut().note_looked_at(save, stored);
+        Ok(same)
     }
 
     /// Compares a backup's unseen granules, then takes it out of the index. `None` if it is gone or some had
@@ -173,4 +173,8 @@ impl Shared {
         same.sort_unstable();
         Ok(same)
     }
+}
+
+fn failed(source: DriverError) -> PoolError {
+    PoolError::PrepareFailed { source }
 }

@@ -19,7 +19,7 @@ use crate::pool::means::capture::refused_by_capture;
 use crate::pool::means::host_reclaim::is_lacking;
 use crate::pool::parts::backups::Save;
 use crate::pool::shared::{MemoryGuard, Shared};
-use crate::pool::state::State;
+use crate::pool::state::PoolState;
 use crate::pool::tools::deadline::{Deadline, Wait};
 use crate::pool::tools::error::{Awaited, Phase, PoolError, Result};
 use crate::pool::tools::keys::TagKey;
@@ -43,7 +43,7 @@ impl Shared {
         let deadline = Deadline::begin(self.driver(), request.wait_max);
         let (visited, exclusive) =
             self.exclusive(SLEEP, request.tags.as_deref(), |_| true, true, deadline)?;
-        let plan = |state: &State| state.plan_sleep(request.level, &visited, &unused, self.counters());
+        let plan = |state: &PoolState| state.plan_sleep(request.level, &visited, &unused, self.counters());
         let slept = self.fall_asleep(SLEEP, &plan, deadline, when_ready);
         drop(exclusive);
         let undone = |error: &PoolError| {
@@ -73,14 +73,14 @@ impl Shared {
         self.check_no_capture(DISCARD)?;
         let forever = Deadline::begin(self.driver(), None);
         let (visited, _exclusive) = self.exclusive(DISCARD, Some(tags), |_| true, true, forever)?;
-        let plan = |state: &State| Ok(state.plan_discard(&visited, self.counters()));
+        let plan = |state: &PoolState| Ok(state.plan_discard(&visited, self.counters()));
         self.fall_asleep(DISCARD, &plan, forever, &|| Ok(()))
     }
 
     fn fall_asleep(
         &self,
         op: &'static str,
-        plan: &dyn Fn(&State) -> Result<SleepPlan>,
+        plan: &dyn Fn(&PoolState) -> Result<SleepPlan>,
         deadline: Deadline,
         when_ready: ReadyStep<'_>,
     ) -> Result<SleepReport> {
@@ -232,7 +232,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl PoolState {
     /// The point of no return: from here on the tags sleep.
     fn commit_sleep(&mut self, plan: &SleepPlan) {
         for location in &plan.leaving {

@@ -6,7 +6,7 @@ use crate::driver::DeviceRange;
 use crate::pool::parts::backups::{BACK_UP, Save, runs, saves};
 use crate::pool::parts::heap::{Segment, Use};
 use crate::pool::parts::physical::Counters;
-use crate::pool::state::State;
+use crate::pool::state::PoolState;
 use crate::pool::tools::error::{PoolError, Result};
 use crate::pool::tools::keys::{Location, SegmentKey, TagKey};
 use crate::pool::tools::mapping::Backing;
@@ -28,7 +28,7 @@ pub(in crate::pool) struct SleepPlan {
     pub(in crate::pool) discarded_bytes: u64,
 }
 
-impl State {
+impl PoolState {
     pub(in crate::pool) fn plan_sleep(
         &self,
         level: Level,

@@ -7,7 +7,7 @@ use super::filling::{Filling, With};
 use crate::driver::DeviceRange;
 use crate::pool::parts::backups::Stored;
 use crate::pool::parts::heap::Use;
-use crate::pool::state::State;
+use crate::pool::state::PoolState;
 use crate::pool::tools::keys::{SegmentKey, TagKey};
 use crate::pool::tools::mapping::Mapping;
 use crate::tag::{Changes, Dropped, Tag, TagState};
@@ -25,7 +25,7 @@ pub(super) struct WakePlan {
     pub(super) turns: BTreeMap<Tag, u64>,
 }
 
-impl State {
+impl PoolState {
     /// Wakes the visited tags that sleep and are `held` exclusively. Others were awake when the wake began, and stay as
     /// they are, even if they fell asleep while it waited.
     pub(super) fn plan_wake(&self, visited: &[TagKey], held: &[TagKey], named: bool) -> WakePlan {

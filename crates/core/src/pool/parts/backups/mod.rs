@@ -89,6 +89,23 @@ pub(in crate::pool) fn saves(
         uncovered[extent].fill(false);
         saves.push(Save { tag, location: (key, range.addr), bytes: range.bytes, stored_as, granules });
     }
+    for extent in new_extents(&uses, &uncovered, is_cut, most) {
+        let range = shape.granule_range(base, extent.start, extent.len());
+        let granules = (0..extent.len()).collect();
+        saves.push(Save { tag, location: (key, range.addr), bytes: range.bytes, stored_as, granules });
+    }
+    saves.sort_unstable_by_key(|save| save.location);
+    saves
+}
+
+/// The extents of uncovered granules, of at most `most` granules unless they may not be cut there.
+fn new_extents(
+    uses: &[Use],
+    uncovered: &[bool],
+    is_cut: impl Fn(usize) -> bool,
+    most: usize,
+) -> Vec<Range<usize>> {
+    let mut extents = Vec::new();
     let mut nth = 0;
     while nth < uses.len() {
         let start = nth;
@@ -100,15 +117,12 @@ pub(in crate::pool) fn saves(
             nth += 1;
         }
         if nth > start {
-            let range = shape.granule_range(base, start, nth - start);
-            let granules = (0..nth - start).collect();
-            saves.push(Save { tag, location: (key, range.addr), bytes: range.bytes, stored_as, granules });
+            extents.push(start..nth);
         } else {
             nth += 1;
         }
     }
-    saves.sort_unstable_by_key(|save| save.location);
-    saves
+    extents
 }
 
 /// Maximal runs of consecutive numbers.

@@ -146,7 +146,7 @@ fn chain(blocks: &Blocks, head: BlockKey) -> impl Iterator<Item = BlockKey> + '_
 
 #[cfg(test)]
 mod tests {
-    use super::super::blocks::{HeapBlock, Kind};
+    use super::super::blocks::{HeapBlock, HeapBlockKind};
     use super::*;
 
     #[test]
@@ -177,7 +177,7 @@ mod tests {
         let keys: Vec<BlockKey> = sizes
             .iter()
             .map(|units| {
-                let key = blocks.insert(HeapBlock::new(0, units * UNIT_BYTES), Kind::Small);
+                let key = blocks.insert(HeapBlock::new(0, units * UNIT_BYTES), HeapBlockKind::Small);
                 bins.insert(&mut blocks, key);
                 key
             })

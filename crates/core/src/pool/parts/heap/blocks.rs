@@ -9,7 +9,7 @@ use crate::pool::tools::keys::BlockKey;
 use crate::pool::tools::units::UNIT_BYTES;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(in crate::pool) enum Kind {
+pub(in crate::pool) enum HeapBlockKind {
     #[default]
     Vacant,
     Live,
@@ -50,11 +50,11 @@ pub(in crate::pool) struct HeapBlock {
 pub(super) struct Blocks {
     table: Vec<HeapBlock>,
     /// Apart, so that they fit the cache, and neighbours in use need not be read.
-    kinds: Vec<Kind>,
+    kinds: Vec<HeapBlockKind>,
     vacant: BlockKey,
 }
 
-impl Kind {
+impl HeapBlockKind {
     /// Whether the caller or queued work may be using it.
     pub(in crate::pool) fn is_used(self) -> bool {
         matches!(self, Self::Live | Self::Waiting)
@@ -124,7 +124,7 @@ impl IndexMut<BlockKey> for Blocks {
 impl Blocks {
     pub(super) fn live(&self, key: BlockKey, serial: u64) -> Option<&HeapBlock> {
         let block = self.table.get(key.0 as usize).filter(|block| block.freed_epoch == serial)?;
-        (self.kind(key) == Kind::Live).then_some(block)
+        (self.kind(key) == HeapBlockKind::Live).then_some(block)
     }
 
     /// Whether `more` further blocks can be numbered.
@@ -132,7 +132,7 @@ impl Blocks {
         u32::try_from(self.table.len()).is_ok_and(|len| len < u32::MAX - more)
     }
 
-    pub(super) fn insert(&mut self, block: HeapBlock, kind: Kind) -> BlockKey {
+    pub(super) fn insert(&mut self, block: HeapBlock, kind: HeapBlockKind) -> BlockKey {
         if let Some(key) = self.vacant.some() {
             self.vacant = self[key].bin_next;
             self.kinds[key.0 as usize] = kind;
@@ -148,16 +148,16 @@ impl Blocks {
 
     pub(super) fn remove(&mut self, key: BlockKey) {
         let vacant = std::mem::replace(&mut self.vacant, key);
-        self.set_kind(key, Kind::Vacant);
+        self.set_kind(key, HeapBlockKind::Vacant);
         self[key] = HeapBlock { bin_next: vacant, ..HeapBlock::default() };
     }
 
-    /// [`Kind::Vacant`] for keys of no block.
-    pub(super) fn kind(&self, key: BlockKey) -> Kind {
+    /// [`HeapBlockKind::Vacant`] for keys of no block.
+    pub(super) fn kind(&self, key: BlockKey) -> HeapBlockKind {
         self.kinds.get(key.0 as usize).copied().unwrap_or_default()
     }
 
-    pub(super) fn set_kind(&mut self, key: BlockKey, kind: Kind) {
+    pub(super) fn set_kind(&mut self, key: BlockKey, kind: HeapBlockKind) {
         self.kinds[key.0 as usize] = kind;
     }
 
@@ -189,8 +189,8 @@ impl Blocks {
     }
 
     /// In no order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (Kind, &HeapBlock)> {
-        self.kinds.iter().copied().zip(&self.table).filter(|(kind, _)| *kind != Kind::Vacant)
+    pub(super) fn iter(&self) -> impl Iterator<Item = (HeapBlockKind, &HeapBlock)> {
+        self.kinds.iter().copied().zip(&self.table).filter(|(kind, _)| *kind != HeapBlockKind::Vacant)
     }
 
     /// Entries of the table, vacant ones included.
@@ -199,7 +199,7 @@ impl Blocks {
     }
 
     /// In address order.
-    pub(super) fn walk(&self, first: BlockKey) -> impl Iterator<Item = (Kind, &HeapBlock)> {
+    pub(super) fn walk(&self, first: BlockKey) -> impl Iterator<Item = (HeapBlockKind, &HeapBlock)> {
         std::iter::successors(first.some(), |key| self[*key].next.some())
             .map(|key| (self.kind(key), &self[key]))
     }
@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn splitting_and_joining_leave_the_list_whole() {
         let mut blocks = Blocks::default();
-        let first = blocks.insert(HeapBlock::new(10 * UNIT_BYTES, 10 * UNIT_BYTES), Kind::Small);
+        let first = blocks.insert(HeapBlock::new(10 * UNIT_BYTES, 10 * UNIT_BYTES), HeapBlockKind::Small);
         let last = blocks.split(first, 16 * UNIT_BYTES);
         let middle = blocks.split(first, 13 * UNIT_BYTES);
         assert_eq!(shape(&blocks, first), [(10, 3), (13, 3), (16, 4)]);
@@ -231,12 +231,12 @@ mod tests {
         blocks.join_next(first);
         assert_eq!(shape(&blocks, first), [(10, 6), (16, 4)]);
         assert_eq!((blocks[first].freed_epoch, blocks[last].prev), (7, first));
-        assert_eq!(blocks.kind(middle), Kind::Vacant);
-        blocks.set_kind(first, Kind::Live);
-        blocks.set_kind(last, Kind::Unmapped);
-        assert_eq!((blocks.kind(first), blocks.kind(last)), (Kind::Live, Kind::Unmapped));
-        assert_eq!(blocks.kind(BlockKey::NONE), Kind::Vacant);
-        blocks.set_kind(last, Kind::Live);
+        assert_eq!(blocks.kind(middle), HeapBlockKind::Vacant);
+        blocks.set_kind(first, HeapBlockKind::Live);
+        blocks.set_kind(last, HeapBlockKind::Unmapped);
+        assert_eq!((blocks.kind(first), blocks.kind(last)), (HeapBlockKind::Live, HeapBlockKind::Unmapped));
+        assert_eq!(blocks.kind(BlockKey::NONE), HeapBlockKind::Vacant);
+        blocks.set_kind(last, HeapBlockKind::Live);
         let again = blocks.split(first, 11 * UNIT_BYTES);
         assert_eq!(again, middle, "addresses are used again");
         blocks.join_next(again);
@@ -247,10 +247,10 @@ mod tests {
     #[test]
     fn only_the_right_serial_finds_a_live_block() {
         let mut blocks = Blocks::default();
-        let key = blocks.insert(HeapBlock { freed_epoch: 5, ..HeapBlock::new(0, 512) }, Kind::Live);
+        let key = blocks.insert(HeapBlock { freed_epoch: 5, ..HeapBlock::new(0, 512) }, HeapBlockKind::Live);
         assert!(blocks.live(key, 5).is_some());
         assert!(blocks.live(key, 4).is_none());
-        blocks.set_kind(key, Kind::Small);
+        blocks.set_kind(key, HeapBlockKind::Small);
         assert!(blocks.live(key, 5).is_none());
         blocks.remove(key);
         assert!(blocks.live(key, 5).is_none());

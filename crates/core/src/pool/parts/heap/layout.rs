@@ -5,7 +5,7 @@
 //! one chunk, or a few of the largest size, and the next sleep unmaps fewer chunks. The free end of a block's last
 //! granule becomes pinned.
 
-use super::blocks::Kind;
+use super::blocks::HeapBlockKind;
 use super::uses::Use;
 use super::{Heap, Segment};
 use crate::driver::DeviceRange;
@@ -70,10 +70,13 @@ impl Heap {
             let block = self.blocks[key];
             at = block.end();
             near = key;
-            if matches!(self.blocks.kind(key), Kind::Small | Kind::Large | Kind::Pinned) {
+            if matches!(
+                self.blocks.kind(key),
+                HeapBlockKind::Small | HeapBlockKind::Large | HeapBlockKind::Pinned
+            ) {
                 self.unlink(key);
                 // Its parts must not be joined before all have their kind.
-                self.blocks.set_kind(key, Kind::Live);
+                self.blocks.set_kind(key, HeapBlockKind::Live);
                 let is_inside = region.addr <= block.addr && block.end() <= region.end();
                 let is_complete = is_inside || self.has_passed(&block);
                 near = self.free_by_chunk(key, if is_complete { 0 } else { block.freed_epoch });

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use slotmap::SecondaryMap;
 
-use super::blocks::{Blocks, Kind};
+use super::blocks::{Blocks, HeapBlockKind};
 use super::stream_lists::{StreamList, StreamLists};
 use crate::driver::StreamId;
 use crate::pool::tools::clocks::Clocks;
@@ -123,27 +123,27 @@ impl FreeLists {
         let block = blocks[key];
         let (list, bytes) = (block.list, block.bytes());
         match blocks.kind(key) {
-            Kind::Small => self.stream_lists.small_mut(list).insert(blocks, key),
-            Kind::Large => drop(self.of_list(list).large.insert((bytes, key))),
-            Kind::Unmapped => {
+            HeapBlockKind::Small => self.stream_lists.small_mut(list).insert(blocks, key),
+            HeapBlockKind::Large => drop(self.of_list(list).large.insert((bytes, key))),
+            HeapBlockKind::Unmapped => {
                 self.of_list(list).unmapped.insert((bytes, key));
                 if block.prev.is_none() && block.next.is_none() {
                     self.emptied.push(block.addr);
                 }
             }
-            Kind::UnmapFailed => self.unmap_failed.push(key),
-            Kind::Pinned | Kind::Live | Kind::Waiting | Kind::Vacant => {}
+            HeapBlockKind::UnmapFailed => self.unmap_failed.push(key),
+            HeapBlockKind::Pinned | HeapBlockKind::Live | HeapBlockKind::Waiting | HeapBlockKind::Vacant => {}
         }
     }
 
     pub(super) fn remove(&mut self, blocks: &mut Blocks, key: BlockKey) {
         let (list, bytes) = (blocks[key].list, blocks[key].bytes());
         match blocks.kind(key) {
-            Kind::Small => self.stream_lists.small_mut(list).remove(blocks, key),
-            Kind::Large => drop(self.of_list(list).large.remove(&(bytes, key))),
-            Kind::Unmapped => drop(self.of_list(list).unmapped.remove(&(bytes, key))),
-            Kind::UnmapFailed => self.unmap_failed.retain(|unmap_failed| *unmap_failed != key),
-            Kind::Pinned | Kind::Live | Kind::Waiting | Kind::Vacant => {}
+            HeapBlockKind::Small => self.stream_lists.small_mut(list).remove(blocks, key),
+            HeapBlockKind::Large => drop(self.of_list(list).large.remove(&(bytes, key))),
+            HeapBlockKind::Unmapped => drop(self.of_list(list).unmapped.remove(&(bytes, key))),
+            HeapBlockKind::UnmapFailed => self.unmap_failed.retain(|unmap_failed| *unmap_failed != key),
+            HeapBlockKind::Pinned | HeapBlockKind::Live | HeapBlockKind::Waiting | HeapBlockKind::Vacant => {}
         }
     }
 

@@ -6,7 +6,7 @@
 //! blocks: [ live                                        ][small][   unmapped   ]
 //! ```
 //!
-//! A free block ([`Kind`]) of one stream serves another once it is complete ([`crate::pool::tools::clocks`]).
+//! A free block ([`HeapBlockKind`]) of one stream serves another once it is complete ([`crate::pool::tools::clocks`]).
 //!
 //! Invariants, which the property tests check from outside:
 //! - every byte of a live, small or large block lies in a chunk, mapped with access while the tag is awake;
@@ -29,7 +29,7 @@ mod stream_lists;
 mod sweep;
 mod uses;
 
-pub(in crate::pool) use self::blocks::{HeapBlock, Kind};
+pub(in crate::pool) use self::blocks::{HeapBlock, HeapBlockKind};
 pub(in crate::pool) use self::placement::{Candidate, Placement};
 pub(in crate::pool) use self::reclaimable::Reclaimable;
 pub(in crate::pool) use self::segments::Segment;
@@ -103,7 +103,10 @@ impl Heap {
     }
 
     /// In address order.
-    pub(in crate::pool) fn walk(&self, segment: &Segment) -> impl Iterator<Item = (Kind, &HeapBlock)> {
+    pub(in crate::pool) fn walk(
+        &self,
+        segment: &Segment,
+    ) -> impl Iterator<Item = (HeapBlockKind, &HeapBlock)> {
         self.blocks.walk(segment.first())
     }
 
@@ -224,7 +227,7 @@ impl Heap {
     }
 
     /// Frees an unlinked block, joined with its neighbours. Returns the joined block.
-    fn insert_free(&mut self, key: BlockKey, kind: Kind, freed_epoch: u64) -> BlockKey {
+    fn insert_free(&mut self, key: BlockKey, kind: HeapBlockKind, freed_epoch: u64) -> BlockKey {
         self.blocks[key].freed_epoch = freed_epoch;
         self.blocks.set_kind(key, kind);
         let HeapBlock { prev, next, .. } = self.blocks[key];
@@ -244,9 +247,9 @@ impl Heap {
 
     fn can_join(&self, a: BlockKey, b: BlockKey) -> bool {
         match self.blocks.kind(a) {
-            Kind::Unmapped => true,
-            Kind::Small | Kind::Large => self.blocks[a].list == self.blocks[b].list,
-            Kind::Pinned => self.blocks[a].list == self.blocks[b].list && self.share_chunk(a, b),
+            HeapBlockKind::Unmapped => true,
+            HeapBlockKind::Small | HeapBlockKind::Large => self.blocks[a].list == self.blocks[b].list,
+            HeapBlockKind::Pinned => self.blocks[a].list == self.blocks[b].list && self.share_chunk(a, b),
             _ => false,
         }
     }
@@ -281,7 +284,7 @@ impl Heap {
         let tag = self.tag_of_list(block.list);
         if block.bytes() < self.shape.chunk_bytes && !self.lists.tag(tag).has_cut_chunks() {
             // Too small to have anything but granules.
-            return self.insert_free(key, Kind::Small, freed_epoch);
+            return self.insert_free(key, HeapBlockKind::Small, freed_epoch);
         }
         self.free_by_chunk(key, freed_epoch)
     }
@@ -292,9 +295,9 @@ impl Heap {
         let (mut key, mut last) = (key, key);
         for (kind, end) in self.kinds_of(&block) {
             let rest = (end < block.end()).then(|| self.blocks.split(key, end));
-            let freed_epoch = if kind == Kind::Unmapped { 0 } else { freed_epoch };
+            let freed_epoch = if kind == HeapBlockKind::Unmapped { 0 } else { freed_epoch };
             last = self.insert_free(key, kind, freed_epoch);
-            if kind == Kind::Pinned {
+            if kind == HeapBlockKind::Pinned {
                 last = self.unpin_chunk(last);
             }
             key = rest.unwrap_or(last);
@@ -303,31 +306,31 @@ impl Heap {
     }
 
     /// In address order, with the end addresses.
-    fn kinds_of(&self, block: &HeapBlock) -> Vec<(Kind, u64)> {
-        let mut kinds: Vec<(Kind, u64)> = Vec::new();
-        let mut add = |kind: Kind, end: u64| match kinds.last_mut() {
+    fn kinds_of(&self, block: &HeapBlock) -> Vec<(HeapBlockKind, u64)> {
+        let mut kinds: Vec<(HeapBlockKind, u64)> = Vec::new();
+        let mut add = |kind: HeapBlockKind, end: u64| match kinds.last_mut() {
             // Pinned parts of different chunks stay apart.
-            Some(last) if last.0 == kind && kind != Kind::Pinned => last.1 = end,
+            Some(last) if last.0 == kind && kind != HeapBlockKind::Pinned => last.1 = end,
             _ => kinds.push((kind, end)),
         };
         let mut at = block.addr;
         if let Some(segment) = self.segments.get(self.segments.of_addr(block.addr)) {
             for (addr, chunk) in segment.touching(block.addr, block.end()) {
                 if addr > at {
-                    add(Kind::Unmapped, addr);
+                    add(HeapBlockKind::Unmapped, addr);
                 }
                 let whole = addr >= block.addr && addr + chunk.bytes <= block.end();
                 at = (addr + chunk.bytes).min(block.end());
                 let kind = match chunk.bytes > self.shape.granule_bytes {
-                    true if whole => Kind::Large,
-                    true => Kind::Pinned,
-                    false => Kind::Small,
+                    true if whole => HeapBlockKind::Large,
+                    true => HeapBlockKind::Pinned,
+                    false => HeapBlockKind::Small,
                 };
                 add(kind, at);
             }
         }
         if at < block.end() {
-            add(Kind::Unmapped, block.end());
+            add(HeapBlockKind::Unmapped, block.end());
         }
         kinds
     }
@@ -349,7 +352,7 @@ impl Heap {
     fn remove_chunks_from(&mut self, segment: SegmentKey, near: BlockKey, start: u64, end: u64) -> BlockKey {
         self.segments.forget_chunks(segment, start, end);
         let key = self.claim(self.block_at(near, start), start, end);
-        self.insert_free(key, Kind::Unmapped, 0)
+        self.insert_free(key, HeapBlockKind::Unmapped, 0)
     }
 
     /// Removes those in `range` that no block uses. `near` is a block of the segment.
@@ -386,7 +389,7 @@ impl Heap {
             let mut near = segment.first();
             for mapping in unused {
                 near = self.block_at(near, mapping.range.addr);
-                if self.blocks.kind(near) == Kind::UnmapFailed && !mapping.is_absent() {
+                if self.blocks.kind(near) == HeapBlockKind::UnmapFailed && !mapping.is_absent() {
                     continue; // Reclaiming tries again.
                 }
                 near = self.remove_chunks_from(key, near, mapping.range.addr, mapping.range.end());
@@ -411,7 +414,7 @@ impl Heap {
         self.segments.store(&[*mapping]);
         let key = self.block_at(first, mapping.range.addr);
         let key = self.claim(key, mapping.range.addr, mapping.range.end());
-        self.insert_free(key, Kind::UnmapFailed, 0);
+        self.insert_free(key, HeapBlockKind::UnmapFailed, 0);
     }
 
     /// Joins complete free neighbours of different lists, and pinned parts of free chunks.
@@ -419,18 +422,23 @@ impl Heap {
         let firsts: Vec<BlockKey> = self.segments.iter().map(|(_, segment)| segment.first()).collect();
         for first in firsts {
             let mut key = first;
-            if self.blocks.kind(key) == Kind::Pinned {
+            if self.blocks.kind(key) == HeapBlockKind::Pinned {
                 key = self.unpin_chunk(key);
             }
             while let Some(next) = self.blocks[key].next.some() {
-                let next = if self.blocks.kind(next) == Kind::Pinned { self.unpin_chunk(next) } else { next };
+                let next = if self.blocks.kind(next) == HeapBlockKind::Pinned {
+                    self.unpin_chunk(next)
+                } else {
+                    next
+                };
                 if self.blocks[key].next != next {
                     key = next;
                     continue;
                 }
                 let (a, b) = (self.blocks[key], self.blocks[next]);
                 let kind = self.blocks.kind(key);
-                let free = matches!(kind, Kind::Small | Kind::Large) && kind == self.blocks.kind(next);
+                let free = matches!(kind, HeapBlockKind::Small | HeapBlockKind::Large)
+                    && kind == self.blocks.kind(next);
                 let complete = self.is_complete(&a) && self.is_complete(&b);
                 if free && (complete || a.list == b.list) {
                     self.unlink(key);
@@ -448,8 +456,9 @@ impl Heap {
     }
 
     pub(in crate::pool) fn add_segment(&mut self, tag: TagKey, list: ListKey, range: DeviceRange) {
-        let first =
-            self.blocks.insert(HeapBlock { list, ..HeapBlock::new(range.addr, range.bytes) }, Kind::Unmapped);
+        let first = self
+            .blocks
+            .insert(HeapBlock { list, ..HeapBlock::new(range.addr, range.bytes) }, HeapBlockKind::Unmapped);
         self.segments.insert(tag, range, first);
         self.link(first);
     }
@@ -464,8 +473,8 @@ impl Heap {
                 continue;
             };
             let (first, range) = (segment.first(), segment.range());
-            let is_unmapped =
-                self.blocks.kind(first) == Kind::Unmapped && self.blocks[first].bytes() == range.bytes;
+            let is_unmapped = self.blocks.kind(first) == HeapBlockKind::Unmapped
+                && self.blocks[first].bytes() == range.bytes;
             if is_unmapped {
                 self.unlink(first);
                 taken.push((key, range));
@@ -508,7 +517,7 @@ impl Heap {
         block.freed_epoch = serial;
         // Rounding adds less than a unit.
         block.slack = u16::try_from(bytes - requested_bytes).unwrap_or(u16::MAX);
-        self.blocks.set_kind(key, Kind::Live);
+        self.blocks.set_kind(key, HeapBlockKind::Live);
         self.counts.add(&self.shape, self.tag_of_list(list), bytes);
         BlockId { pool: self.pool, key, serial }
     }
@@ -544,7 +553,7 @@ impl Heap {
             (clock, self.clocks.freed_epoch(clock))
         };
         let until = others.into_iter().map(epoch_of).collect();
-        self.blocks.set_kind(id.key, Kind::Waiting);
+        self.blocks.set_kind(id.key, HeapBlockKind::Waiting);
         self.deferred.defer(id.key, freed_epoch, until);
         Ok((block, None))
     }
@@ -579,7 +588,7 @@ impl Heap {
             let segment = self.segments.get(self.segments.of_addr(range.addr))?;
             let first = self.block_at(segment.first(), range.addr);
             let blocks = || self.blocks.walk(first).take_while(|(_, block)| block.addr < range.end());
-            let is_free = |kind| matches!(kind, Kind::Small | Kind::Large);
+            let is_free = |kind| matches!(kind, HeapBlockKind::Small | HeapBlockKind::Large);
             // Whichever stream freed it: incomplete blocks of several streams stay apart. Chunks beside a block that
             // only begins or ends here wait as well.
             let holds_up = blocks().all(|(kind, _)| is_free(kind))

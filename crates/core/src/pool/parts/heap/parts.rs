@@ -5,7 +5,7 @@
 //! blocks of the chunk become one large block, as if freed together.
 
 use super::Heap;
-use super::blocks::{HeapBlock, Kind};
+use super::blocks::{HeapBlock, HeapBlockKind};
 use crate::driver::DeviceRange;
 use crate::pool::tools::error::{PoolError, Result};
 use crate::pool::tools::handle::{Block as Handle, BlockId};
@@ -106,13 +106,13 @@ impl Heap {
             self.blocks.join_next(first);
         }
         self.blocks[first].list = list;
-        self.insert_free(first, Kind::Large, freed_epoch)
+        self.insert_free(first, HeapBlockKind::Large, freed_epoch)
     }
 
     /// If the chunk, whose first block is `first`, is free as a whole: the list and epoch that it waits for.
     fn freed_at(&self, first: BlockKey, end: u64) -> Option<(ListKey, u64)> {
         let in_chunk = || self.blocks.walk(first).take_while(|(_, block)| block.addr < end);
-        if in_chunk().any(|(kind, _)| kind != Kind::Pinned) {
+        if in_chunk().any(|(kind, _)| kind != HeapBlockKind::Pinned) {
             return None;
         }
         let mut pending = in_chunk().map(|(_, block)| block).filter(|block| !self.has_passed(block));

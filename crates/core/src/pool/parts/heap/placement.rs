@@ -9,7 +9,7 @@
 use std::cmp::Reverse;
 
 use super::Heap;
-use super::blocks::{HeapBlock, Kind};
+use super::blocks::{HeapBlock, HeapBlockKind};
 use crate::driver::DeviceRange;
 use crate::pool::tools::handle::BlockId;
 use crate::pool::tools::keys::{BlockKey, ListKey, SegmentKey, TagKey};
@@ -190,7 +190,7 @@ impl Heap {
         let smaller = unmapped.range((least, BlockKey::FIRST)..(bytes, BlockKey::FIRST)).take(LOOKS);
         let starts = holding.chain(smaller).flat_map(move |(_, key)| {
             let block = &self.blocks[*key];
-            let before = (self.blocks.kind(block.prev) == Kind::Small).then_some(block.prev);
+            let before = (self.blocks.kind(block.prev) == HeapBlockKind::Small).then_some(block.prev);
             let before = before.map(|prev| (prev, self.blocks[prev].addr.next_multiple_of(align)));
             let before = before.filter(|(_, start)| *start < block.addr);
             [Some((*key, block.addr)), before].into_iter().flatten()
@@ -206,12 +206,12 @@ impl Heap {
         for (kind, block) in self.blocks.walk(first) {
             let (from, to) = (block.addr.max(start), block.end().min(end));
             match kind {
-                Kind::Unmapped => {
+                HeapBlockKind::Unmapped => {
                     absent_bytes += to.next_multiple_of(granule) - from;
                     granule_bytes += (to - from) % chunk_bytes;
                 }
-                Kind::Small if self.is_usable(block, list) => granule_bytes += to - from,
-                Kind::Large if self.shape.is_large(bytes) && self.is_usable(block, list) => {
+                HeapBlockKind::Small if self.is_usable(block, list) => granule_bytes += to - from,
+                HeapBlockKind::Large if self.shape.is_large(bytes) && self.is_usable(block, list) => {
                     if let Some((at, chunk_bytes)) = self.cut_off(block, from, to)? {
                         // The chunk is unmapped, and granules take its place.
                         if !self.is_complete(block) || self.is_pinned(self.tag_of_list(block.list)) {
@@ -271,14 +271,14 @@ impl Heap {
         // Other lists give only complete blocks.
         let own = self.blocks.walk(first).take_while(|(_, block)| block.addr < end);
         let own = own.filter(|(kind, block)| {
-            block.list == list && *kind != Kind::Unmapped && !self.is_complete(block)
+            block.list == list && *kind != HeapBlockKind::Unmapped && !self.is_complete(block)
         });
         let freed_epoch = own.map(|(_, block)| block.freed_epoch).max().unwrap_or(0);
         let reach = lacking.last().map_or(end, |mapping| mapping.range.end().max(end));
         let key = self.claim(first, candidate.start, reach);
         let block = &mut self.blocks[key];
         (block.list, block.freed_epoch, block.slack) = (list, 0, 0);
-        self.blocks.set_kind(key, Kind::Live);
+        self.blocks.set_kind(key, HeapBlockKind::Live);
         Placement { key, end, freed_epoch, lacking, leaving }
     }
 
@@ -291,7 +291,7 @@ impl Heap {
     ) -> Vec<Mapping> {
         let mut lacking = Vec::new();
         for (kind, block) in self.blocks.walk(first).take_while(|(_, block)| block.addr < end) {
-            if kind != Kind::Unmapped {
+            if kind != HeapBlockKind::Unmapped {
                 continue;
             }
             let (at, to) = (block.addr.max(start), block.end().min(end));
@@ -331,7 +331,7 @@ impl Heap {
         self.segments.store(&placement.lacking);
         if self.blocks[placement.key].end() > placement.end {
             let rest = self.blocks.split(placement.key, placement.end);
-            self.insert_free(rest, Kind::Small, 0);
+            self.insert_free(rest, HeapBlockKind::Small, 0);
         }
         let id = self.mark_live(placement.key, list, requested_bytes);
         let block = &self.blocks[placement.key];

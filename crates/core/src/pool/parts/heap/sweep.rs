@@ -3,7 +3,7 @@
 //! A sweep walks all blocks. So it runs only when a new list is needed and the count has doubled since the last one.
 
 use super::Heap;
-use super::blocks::{HeapBlock, Kind};
+use super::blocks::{HeapBlock, HeapBlockKind};
 use super::stream_lists::StreamList;
 use crate::driver::StreamId;
 use crate::pool::tools::keys::{BlockKey, ListKey, TagKey};
@@ -39,7 +39,7 @@ impl Heap {
     /// Moves a complete block to another list. Returns the joined block.
     fn move_to_list(&mut self, key: BlockKey, target: ListKey) -> BlockKey {
         let kind = self.blocks.kind(key);
-        if !matches!(kind, Kind::Small | Kind::Large | Kind::Pinned) {
+        if !matches!(kind, HeapBlockKind::Small | HeapBlockKind::Large | HeapBlockKind::Pinned) {
             // Not linked in a stream list.
             (self.blocks[key].list, self.blocks[key].freed_epoch) = (target, 0);
             return key;
@@ -50,7 +50,7 @@ impl Heap {
     }
 
     /// By number: the lists that have a `wanted` block.
-    fn lists_where(&self, wanted: impl Fn(Kind, &HeapBlock) -> bool) -> Vec<bool> {
+    fn lists_where(&self, wanted: impl Fn(HeapBlockKind, &HeapBlock) -> bool) -> Vec<bool> {
         let mut stream_lists = self.lists.stream_lists().table();
         for (kind, block) in self.blocks.iter() {
             stream_lists[usize::from(block.list)] |= wanted(kind, block);
@@ -62,7 +62,7 @@ impl Heap {
     /// without one makes one of these lists it.
     fn targets(&mut self, over: impl Fn(StreamId) -> bool) -> Vec<Option<ListKey>> {
         let mut targets = self.lists.stream_lists().table();
-        let is_busy = |kind: Kind, block: &HeapBlock| {
+        let is_busy = |kind: HeapBlockKind, block: &HeapBlock| {
             kind.is_used() || !self.clocks.is_complete(self.lists.list(block.list).clock(), block.freed_epoch)
         };
         let (busy, used) = (self.lists_where(is_busy), self.lists_where(|_, _| true));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::blocks::Kind;
+use super::blocks::HeapBlockKind;
 use super::{Heap, Segment};
 use crate::driver::{BackingId, DeviceRange};
 use crate::pool::tools::handle::BlockId;
@@ -70,7 +70,7 @@ impl Heap {
         while let Some(key) = next.filter(|key| self.blocks[*key].addr < end) {
             let block = &self.blocks[key];
             next = block.next.some();
-            if self.blocks.kind(key) == Kind::Live {
+            if self.blocks.kind(key) == HeapBlockKind::Live {
                 landmark = Some(Landmark { key, serial: block.freed_epoch });
                 let last = shape.granules(block.end().min(end) - 1 - start);
                 live[shape.granules(block.addr.max(start) - start)..=last].fill(true);
@@ -94,7 +94,7 @@ impl Heap {
             next = block.next.some();
             let start = block.addr.max(range.addr);
             let end = (block.addr + block.requested_bytes()).min(range.end());
-            if self.blocks.kind(key) == Kind::Live && start < end {
+            if self.blocks.kind(key) == HeapBlockKind::Live && start < end {
                 let id = BlockId { pool: self.pool, key, serial: block.freed_epoch };
                 parts.push((id, start - block.addr, DeviceRange::new(start, end - start)));
             }
@@ -109,9 +109,13 @@ impl Heap {
         while key.is_some() {
             let block = &self.blocks[key];
             let is = match self.blocks.kind(key) {
-                Kind::Live => Use::Live(key),
-                Kind::Waiting => Use::Pending,
-                Kind::Small | Kind::Large | Kind::Pinned if !self.is_complete(block) => Use::Pending,
+                HeapBlockKind::Live => Use::Live(key),
+                HeapBlockKind::Waiting => Use::Pending,
+                HeapBlockKind::Small | HeapBlockKind::Large | HeapBlockKind::Pinned
+                    if !self.is_complete(block) =>
+                {
+                    Use::Pending
+                }
                 _ => Use::Free,
             };
             if is != Use::Free {

@@ -17,7 +17,7 @@ use super::fault::{Hold, TargetFault};
 use super::target::{Enter, serve};
 use super::{Setup, target_command};
 use crate::child;
-use crate::device::{Kind, cuda_config, cuda_library};
+use crate::device::{DeviceKind, cuda_config, cuda_library};
 
 const FOLDER: &str = "POORWILL_FAKE_CUDA_PROCESSES";
 const SCRIPT: &str = "POORWILL_FAKE_CUDA_CHECKPOINT";
@@ -83,7 +83,7 @@ impl Setup for CudaSetup {
     }
 
     fn has_faults(&self) -> bool {
-        !matches!(Kind::of_this_run(), Kind::Cuda(_))
+        !matches!(DeviceKind::of_this_run(), DeviceKind::Cuda(_))
     }
 }
 

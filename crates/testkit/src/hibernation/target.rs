@@ -18,13 +18,13 @@ use crate::pattern;
 
 /// The child, and what it says. It is killed when this is dropped.
 #[derive(Debug)]
-pub struct Target {
+pub struct HibernationTarget {
     child: OwnedChild,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
 }
 
-impl Target {
+impl HibernationTarget {
     /// Starts the child, and waits until it can be locked.
     ///
     /// # Panics

@@ -8,18 +8,18 @@ use libloading::os::unix::{Library, Symbol};
 use poorwill_core::hibernation::{CheckpointErrorKind, Checkpointer, Obstacle, ProcessState, Result};
 use poorwill_driver::cuda::CudaCheckpointer;
 use poorwill_driver::{CudaConfig, CudaDevice};
-use poorwill_testkit::checkpoint::{CudaSetup, Setup, Target, expect_ended, targets};
-use poorwill_testkit::device::Kind;
+use poorwill_testkit::device::DeviceKind;
+use poorwill_testkit::hibernation::{CudaSetup, HibernationTarget, Setup, expect_ended, targets};
 use poorwill_testkit::watchdog::eventually;
 
-poorwill_testkit::checkpoint_contract!(open, targets::cuda);
+poorwill_testkit::hibernation_contract!(open, targets::cuda);
 
 const WAIT: Duration = Duration::from_secs(100);
 /// Of a device whose memory two targets cannot both have.
 const SMALL: &str = "16MiB/PAGE";
 
 fn nvml() -> Option<PathBuf> {
-    (!matches!(Kind::of_this_run(), Kind::Cuda(_))).then(poorwill_fake_nvml::path)
+    (!matches!(DeviceKind::of_this_run(), DeviceKind::Cuda(_))).then(poorwill_fake_nvml::path)
 }
 
 fn open() -> Option<CudaSetup> {
@@ -36,10 +36,10 @@ fn uuid(number: u32) -> String {
     poorwill_fake_libcuda::uuid_text(number)
 }
 
-fn start(setup: &CudaSetup, variables: &[(&str, &str)]) -> Target {
+fn start(setup: &CudaSetup, variables: &[(&str, &str)]) -> HibernationTarget {
     let mut command = setup.command(module_path!(), None);
     command.envs(variables.iter().copied());
-    Target::start(command)
+    HibernationTarget::start(command)
 }
 
 fn kind<T: std::fmt::Debug>(result: Result<T>) -> CheckpointErrorKind {

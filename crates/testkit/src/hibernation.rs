@@ -1,6 +1,6 @@
 //! The rules of the contract of checkpointers.
 //!
-//! `checkpoint_contract!(open, target)` makes a test of every function here. `open` returns a fresh [`Setup`], or
+//! `hibernation_contract!(open, target)` makes a test of every function here. `open` returns a fresh [`Setup`], or
 //! `None` where the test runs in a child of this process instead. `target` is what a target process does, which calls
 //! [`serve`]. The names in brackets are the rules' names in [`poorwill_core::hibernation`].
 
@@ -20,7 +20,7 @@ use rustix::process::Signal;
 pub use cuda::CudaSetup;
 pub use fault::{Hold, STEPS, TargetFault};
 pub use host::HostSetup;
-pub use target::{Enter, Target, serve};
+pub use target::{Enter, HibernationTarget, serve};
 
 use crate::child::{self, OwnedChild};
 use crate::watchdog::eventually;
@@ -68,9 +68,9 @@ impl std::fmt::Debug for Context<'_> {
 
 /// Makes a test of every rule, for the setups that the first expression opens, and the targets that the second one is.
 #[macro_export]
-macro_rules! checkpoint_contract {
+macro_rules! hibernation_contract {
     ($open:expr, $target:expr) => {
-        $crate::checkpoint_contract!($open, $target;
+        $crate::hibernation_contract!($open, $target;
             the_own_process_is_refused, what_is_no_process_is_refused, a_process_without_a_device_is_refused,
             steps_begin_in_their_state, a_state_survives_its_caller, a_lock_waits_for_queued_work,
             device_calls_wait_while_locked, a_checkpoint_takes_all_memory, bytes_come_back_at_their_addresses,
@@ -81,20 +81,20 @@ macro_rules! checkpoint_contract {
     ($open:expr, $target:expr; $($rule:ident),+) => {
         #[test]
         fn the_target() {
-            if $crate::child::role().as_deref() == Some($crate::checkpoint::TARGET) {
+            if $crate::child::role().as_deref() == Some($crate::hibernation::TARGET) {
                 $target();
             }
         }
 
         #[test]
         fn the_caller() {
-            $crate::checkpoint::call_for_another($open, module_path!());
+            $crate::hibernation::call_for_another($open, module_path!());
         }
 
         $(#[test]
         fn $rule() {
             if let Some(setup) = ($open)() {
-                $crate::checkpoint::$rule($crate::checkpoint::Context { setup: &setup, module: module_path!() });
+                $crate::hibernation::$rule($crate::hibernation::Context { setup: &setup, module: module_path!() });
             }
         })+
     };
@@ -126,12 +126,12 @@ impl Context<'_> {
         self.setup.checkpointer_within(None)
     }
 
-    fn target(&self) -> Target {
-        Target::start(self.setup.command(self.module, None))
+    fn target(&self) -> HibernationTarget {
+        HibernationTarget::start(self.setup.command(self.module, None))
     }
 
-    fn faulty(&self, fault: TargetFault) -> Target {
-        Target::start(self.setup.command(self.module, Some(fault)))
+    fn faulty(&self, fault: TargetFault) -> HibernationTarget {
+        HibernationTarget::start(self.setup.command(self.module, Some(fault)))
     }
 }
 
@@ -188,7 +188,7 @@ fn after(step: CheckpointStep) -> ProcessState {
     }
 }
 
-fn number_of_ended(target: &mut Target) -> u64 {
+fn number_of_ended(target: &mut HibernationTarget) -> u64 {
     target.ask("ended").parse().unwrap()
 }
 
@@ -197,7 +197,7 @@ fn number_of_ended(target: &mut Target) -> u64 {
 /// # Panics
 /// If they do not.
 #[must_use]
-pub fn expect_ended(target: Target, calls: u64) -> Target {
+pub fn expect_ended(target: HibernationTarget, calls: u64) -> HibernationTarget {
     let target = std::sync::Mutex::new(target);
     eventually("device calls end", || number_of_ended(&mut target.lock().unwrap()) == calls);
     target.into_inner().unwrap()
@@ -532,12 +532,12 @@ pub fn a_stopped_process_gives_no_answer(context: Context<'_>) {
 /// \[threads\]
 pub fn threads_take_processes_at_once(context: Context<'_>) {
     let checkpointer = context.checkpointer();
-    let mut targets: Vec<Target> = (0..3).map(|_| context.target()).collect();
+    let mut targets: Vec<HibernationTarget> = (0..3).map(|_| context.target()).collect();
     targets[0].ask("queue");
     let waiting = targets[0].pid();
     thread::scope(|scope| {
         let locking = scope.spawn(|| checkpointer.lock(waiting, LONG));
-        let others: Vec<u32> = targets[1..].iter().map(Target::pid).collect();
+        let others: Vec<u32> = targets[1..].iter().map(HibernationTarget::pid).collect();
         let rounds: Vec<_> = others
             .into_iter()
             .map(|pid| {

@@ -1,0 +1,87 @@
+//! What every adapter does, and how it fails.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+
+use poorwill_rotation_policy::EngineState;
+
+use super::answer::Answer;
+use crate::config::CanaryKind;
+
+/// The future of an engine call.
+pub type EngineFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, EngineError>> + Send + 'a>>;
+
+/// An engine.
+pub trait Engine: fmt::Debug + Send + Sync {
+    /// The reported state; [`EngineState::Gone`] if no connection is possible. An unknown answer is an error.
+    fn probe(&self) -> EngineFuture<'_, EngineState>;
+
+    /// Sleeps at the model's level, until the engine reports completion.
+    fn sleep(&self) -> EngineFuture<'_, ()>;
+
+    /// Wakes and reloads dropped weights, until the engine reports completion.
+    fn wake(&self) -> EngineFuture<'_, ()>;
+
+    /// Whether the engine reports that it is awake.
+    fn is_awake(&self) -> EngineFuture<'_, bool>;
+
+    /// Answers the canary deterministically. Only `kind` is asked; without one, the first that the engine serves.
+    fn generate(&self, kind: Option<CanaryKind>) -> EngineFuture<'_, Answer>;
+}
+
+/// Why an engine call failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// The connection failed or broke.
+    #[error("{request_line}: {reason}")]
+    Unreachable {
+        /// Method and URL.
+        request_line: String,
+        /// The cause.
+        reason: String,
+    },
+    /// The engine answered with an error status.
+    #[error("{request_line}: it answered {status}: {message}")]
+    Refused {
+        /// Method and URL.
+        request_line: String,
+        /// The HTTP status.
+        status: u16,
+        /// The beginning of its message.
+        message: String,
+    },
+    /// The answer is not one of such an engine.
+    #[error("{request_line}: {reason}")]
+    Unexpected {
+        /// Method and URL.
+        request_line: String,
+        /// What is unexpected.
+        reason: String,
+    },
+    /// The engine runs, but lacks what the rotation needs. Waiting does not help.
+    #[error("{request_line}: {reason}")]
+    Unsupported {
+        /// Method and URL.
+        request_line: String,
+        /// What it lacks, and how to start it.
+        reason: String,
+    },
+}
+
+impl EngineError {
+    /// Whether the engine does not serve such requests.
+    pub(crate) fn is_unserved(&self) -> bool {
+        matches!(self, Self::Refused { status, message, .. } if is_unserved(*status, message))
+    }
+}
+
+/// Whether an error status and message say that such requests are not served.
+pub(crate) fn is_unserved(status: u16, message: &str) -> bool {
+    match status {
+        404 | 405 | 501 => true,
+        400 => message.to_ascii_lowercase().contains("not support"),
+        _ => false,
+    }
+}
