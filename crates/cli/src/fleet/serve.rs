@@ -3,27 +3,19 @@
 use std::path::Path;
 use std::time::Duration;
 
-use poorwill::chain;
 use poorwill_net::descriptors;
-use poorwill_rotate::config::ConfigError;
 use poorwill_router as router;
 use poorwill_router::RouterConfig;
 
 use super::args::{RouteArgs, RouterPart};
-use crate::rotate::{ServiceSignal, Signals, logged, runtime};
+use crate::rotate::{ServiceSignal, Signals, config_failure, logged, runtime};
 use poorwill_local::failure::Failure;
 
 /// How long requests may finish after the first signal.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) fn read(path: &Path) -> Result<RouterConfig, Failure> {
-    RouterConfig::read(path).map_err(|error| match error {
-        ConfigError::Read { .. } => Failure::new(chain(&error)),
-        _ => {
-            let excerpt = error.place().and_then(|place| place.excerpt.clone());
-            Failure::new(format!("{}: {}", path.display(), chain(&error))).with_excerpt(excerpt)
-        }
-    })
+    RouterConfig::read(path).map_err(|error| config_failure(path, &error))
 }
 
 pub(super) fn run(args: &RouteArgs) -> Result<(), Failure> {
