@@ -166,34 +166,17 @@ impl Policy {
                 self.engine_failed(id, "it reports that it is asleep");
             }
             (Step::Canary { activated }, Outcome::Canary(Ok(()))) => {
-                self.begin(id, Step::Learn { activated });
+                self.begin(id, Step::Learn { activated })
             }
             (Step::Canary { .. }, Outcome::Canary(Err(reason))) => {
                 self.engine_failed(id, &format!("its canary was wrong: {reason}"));
             }
-            (Step::Learn { activated }, Outcome::Free(free)) => {
-                self.measured(id, &free);
-                let now = self.now;
-                let model = &mut self.models[id];
-                if let Some(activated) = &activated {
-                    model.move_ended(Move::Come(activated.up), now);
-                }
-                if let Some(activated) = activated.filter(|_| !model.is_disturbed) {
-                    let taken = less(&activated.free, &free);
-                    match activated.up {
-                        Activation::Resume | Activation::Wake => model.woke(&taken),
-                        Activation::Start => model.cold = Some(taken),
-                    }
-                }
-                self.become_ready(id);
-            }
+            (Step::Learn { activated }, Outcome::Free(free)) => self.learn(id, activated, &free),
             (Step::Before, Outcome::Free(free)) => {
                 self.measured(id, &free);
                 self.begin(id, Step::Sleep { before: free });
             }
-            (Step::Sleep { before }, Outcome::Done) => {
-                self.begin(id, Step::After { before, last: None });
-            }
+            (Step::Sleep { before }, Outcome::Done) => self.begin(id, Step::After { before, last: None }),
             (Step::After { before, last }, Outcome::Free(free)) => {
                 self.released(id, began, before, last.as_deref(), &free);
             }
@@ -223,16 +206,36 @@ impl Policy {
             (Step::Probe, Outcome::Later(reason)) => self.probe_later(id, &reason),
             (Step::Stop(then), Outcome::Done) => self.stopped(id, then),
             (step, Outcome::Failed(reason)) => self.failed(id, &step, began, &reason),
-            (_, Outcome::Unsupported(reason)) => {
-                // As if it had been started again already.
-                self.models[id].was_restarted = true;
-                self.engine_failed(id, &reason);
-            }
+            (_, Outcome::Unsupported(reason)) => self.give_up(id, &reason),
             (step, other) => {
                 let reason = format!("{:?} was answered with {other:?}", step.task());
                 self.failed(id, &step, began, &reason);
             }
         }
+    }
+
+    /// What a start would not mend.
+    fn give_up(&mut self, id: usize, reason: &str) {
+        // As if it had been started again already.
+        self.models[id].was_restarted = true;
+        self.engine_failed(id, reason);
+    }
+
+    fn learn(&mut self, id: usize, activated: Option<Activated>, free: &[u64]) {
+        self.measured(id, free);
+        let now = self.now;
+        let model = &mut self.models[id];
+        if let Some(activated) = &activated {
+            model.move_ended(Move::Come(activated.up), now);
+        }
+        if let Some(activated) = activated.filter(|_| !model.is_disturbed) {
+            let taken = less(&activated.free, free);
+            match activated.up {
+                Activation::Resume | Activation::Wake => model.woke(&taken),
+                Activation::Start => model.cold = Some(taken),
+            }
+        }
+        self.become_ready(id);
     }
 
     fn confirm(&mut self, id: usize, up: Activation, free: Vec<u64>) {
@@ -271,14 +274,7 @@ impl Policy {
         let need = model.need(up);
         let lacks = need.is_some_and(|need| need.iter().zip(free).any(|(need, free)| need > free));
         if !lacks {
-            self.models[id].is_preloading = false;
-            let free = free.to_vec();
-            let step = match up {
-                Activation::Resume => Step::Resume { wakes: true },
-                Activation::Wake => Step::Wake { free },
-                Activation::Start => Step::Start { free },
-            };
-            return self.begin(id, step);
+            return self.come(id, up, free);
         }
         if model.is_preloading && model.waiting_since().is_none() {
             self.models[id].is_selected = false;
@@ -307,6 +303,23 @@ impl Policy {
         if self.now < began.after(self.models[id].rules.limits.find_memory) {
             return self.retry(id);
         }
+        self.remove_sleeper(id, up, rests);
+    }
+
+    /// Its memory is there.
+    fn come(&mut self, id: usize, up: Activation, free: &[u64]) {
+        self.models[id].is_preloading = false;
+        let free = free.to_vec();
+        let step = match up {
+            Activation::Resume => Step::Resume { wakes: true },
+            Activation::Wake => Step::Wake { free },
+            Activation::Start => Step::Start { free },
+        };
+        self.begin(id, step);
+    }
+
+    /// The last way to memory: what a sleeping model keeps.
+    fn remove_sleeper(&mut self, id: usize, up: Activation, rests: Stage) {
         match self.sleeper(id) {
             Some(other) => {
                 self.enter(id, rests);

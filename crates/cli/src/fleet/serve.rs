@@ -21,7 +21,7 @@ pub(super) fn read(path: &Path) -> Result<RouterConfig, Failure> {
 pub(super) fn run(args: &RouteArgs) -> Result<(), Failure> {
     let config = logged(args.json, || read(&args.config))?;
     if let Err(error) = descriptors::raise() {
-        tracing::warn!(%error, "the limit of file descriptors cannot be raised");
+        tracing::warn!(%error, "cannot raise the limit of file descriptors");
     }
     let runtime = runtime()?;
     let outcome = runtime.block_on(async {
@@ -31,17 +31,17 @@ pub(super) fn run(args: &RouteArgs) -> Result<(), Failure> {
         let mut running = router::begin(&config, routes, controls).await?;
         loop {
             tokio::select! {
-                ended = running.ended() => {
+                ended = running.wait() => {
                     running.end(DRAIN_TIMEOUT).await;
                     return Err(ended.into());
                 }
                 signal = signals.next() => match signal {
                     ServiceSignal::Stop => break,
-                    ServiceSignal::Reload => tracing::warn!("its configuration is read at its start only"),
+                    ServiceSignal::Reload => tracing::warn!("the router reads its configuration at its start only"),
                 },
             }
         }
-        tracing::info!("ending: running requests are finished first");
+        tracing::info!("shutting down; finishing running requests first");
         tokio::select! {
             () = running.end(DRAIN_TIMEOUT) => Ok(()),
             () = signals.end() => Err(Failure::new("ended at once, at the second signal")),
