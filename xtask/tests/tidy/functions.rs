@@ -10,17 +10,16 @@ pub(crate) const LONG: &[(&str, &str)] = &[
     ("crates/cli", "run"),
     ("crates/cli", "serve"),
     ("crates/core", "bring_up_to_date"),
-    ("crates/core", "saves"),
-    ("crates/rotate", "answered"),
-    ("crates/rotate", "begin"),
+    ("crates/front", "answered"),
+    ("crates/front", "sent"),
+    ("crates/front", "serve_connection"),
     ("crates/rotate", "checked"),
-    ("crates/rotate", "memory_measured"),
     ("crates/rotate", "of_models"),
     ("crates/rotate", "on_message"),
-    ("crates/rotate", "sent"),
-    ("crates/rotate", "serve_connection"),
-    ("crates/rotate", "step_ended"),
     ("crates/rotate", "take_off"),
+    ("crates/rotation-policy", "memory_measured"),
+    ("crates/rotation-policy", "step_ended"),
+    ("crates/router", "begin"),
 ];
 
 /// A function that is too long.
