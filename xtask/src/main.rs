@@ -7,16 +7,20 @@
 
 mod bench;
 mod book;
+mod build;
 mod clients;
 mod console;
 mod dist;
+mod effort;
 mod guard;
 mod lint;
 mod picture;
 mod ptx;
 mod python;
+mod python_tests;
 mod release;
 mod steps;
+mod tally;
 mod test;
 mod toolchain;
 mod vllm;
@@ -27,7 +31,7 @@ use std::num::NonZero;
 use std::process::ExitCode;
 
 use self::bench::{BENCHES, Bench};
-use self::test::Tier;
+use self::effort::Tier;
 
 const USAGE: &str = "\
 The developer's commands.
@@ -98,7 +102,7 @@ fn main() -> ExitCode {
         Request::Test(tier) => test::run(*tier),
         Request::Repeat(times) => test::repeat(*times),
         Request::Chosen { cargo_args } => test::run_chosen(cargo_args),
-        Request::Python { pytest_args } => python::run(pytest_args),
+        Request::Python { pytest_args } => python_tests::run(pytest_args),
         Request::Dist => dist::run().map(drop),
         Request::Licenses => dist::licenses::write(),
         Request::Vllm => vllm::run(),

@@ -5,12 +5,11 @@ use std::env;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use poorwill_core::ByteSize;
 use poorwill_driver::HostConfig;
 
-use crate::entry::is_symbol;
 use crate::script::{Script, event};
 use crate::simulation::{Setting, Simulation, setting};
+use crate::text::{number, size};
 
 #[derive(Debug)]
 pub(crate) struct Config {
@@ -43,14 +42,17 @@ const DEVICES: &str = "256GiB/2MiB,16GiB/PAGE";
 const SIMULATE: &str = "POORWILL_FAKE_CUDA_SIMULATE";
 const SIMULATE_OLD: &str = "POORWILL_FAKE_CUDA_PLAY";
 
+/// Whether there is a symbol of this name.
+pub(crate) type IsSymbol = fn(&str) -> bool;
+
 impl Config {
-    pub(crate) fn from_environment() -> Result<Self, String> {
+    pub(crate) fn from_environment(is_symbol: IsSymbol) -> Result<Self, String> {
         let devices = list("POORWILL_FAKE_CUDA_DEVICES", DEVICES, device)?;
         Ok(Self {
             simulations: simulations(&list(simulate_variable(), "", setting)?, devices.len())?,
             devices,
-            failures: list("POORWILL_FAKE_CUDA_FAIL", "", failure)?,
-            delays: list("POORWILL_FAKE_CUDA_DELAY", "", delay)?,
+            failures: list("POORWILL_FAKE_CUDA_FAIL", "", |item| failure(item, is_symbol))?,
+            delays: list("POORWILL_FAKE_CUDA_DELAY", "", |item| delay(item, is_symbol))?,
             processes: env::var_os("POORWILL_FAKE_CUDA_PROCESSES").map(PathBuf::from),
             script: Script::of(list("POORWILL_FAKE_CUDA_CHECKPOINT", "", event)?),
         })
@@ -106,17 +108,13 @@ fn simulations(settings: &[Setting], count: usize) -> Result<Vec<Simulation>, St
     Ok(simulations)
 }
 
-pub(crate) fn size(text: &str) -> Result<u64, String> {
-    text.parse::<ByteSize>().map(|size| size.0).map_err(|error| error.to_string())
-}
-
-fn failure(item: &str) -> Result<Failure, String> {
+fn failure(item: &str, is_symbol: IsSymbol) -> Result<Failure, String> {
     let parts: Vec<&str> = item.split(':').collect();
     let (symbol, numbers) = match &parts[..] {
         [symbol, numbers @ ..] if (1..=3).contains(&numbers.len()) => (*symbol, numbers),
         _ => return Err("write SYMBOL:N[:COUNT[:CODE]]".into()),
     };
-    let symbol = if symbol == "*" { None } else { Some(known(symbol)?) };
+    let symbol = if symbol == "*" { None } else { Some(known(symbol, is_symbol)?) };
     let first = number(numbers[0])?;
     let count = numbers.get(1).map_or(Ok(1), |count| number(count))?;
     let code = numbers.get(2).map_or(Ok(999), |code| number(code))?;
@@ -127,16 +125,12 @@ fn failure(item: &str) -> Result<Failure, String> {
     Ok(Failure { symbol, first, count, code })
 }
 
-fn delay(item: &str) -> Result<Delay, String> {
+fn delay(item: &str, is_symbol: IsSymbol) -> Result<Delay, String> {
     let (symbol, micros) = item.split_once(':').ok_or("write SYMBOL:MICROSECONDS")?;
-    Ok(Delay { symbol: known(symbol)?, by: Duration::from_micros(number(micros)?) })
+    Ok(Delay { symbol: known(symbol, is_symbol)?, by: Duration::from_micros(number(micros)?) })
 }
 
-pub(crate) fn number(text: &str) -> Result<u64, String> {
-    text.parse().map_err(|error| format!("`{text}`: {error}"))
-}
-
-fn known(symbol: &str) -> Result<String, String> {
+fn known(symbol: &str, is_symbol: IsSymbol) -> Result<String, String> {
     if is_symbol(symbol) { Ok(symbol.to_owned()) } else { Err(format!("there is no symbol `{symbol}`")) }
 }
 
@@ -144,6 +138,10 @@ fn known(symbol: &str) -> Result<String, String> {
 mod tests {
     use super::*;
     use crate::simulation::MemoryUse;
+
+    fn is_symbol(name: &str) -> bool {
+        ["cuMemCreate", "cuMemMap"].contains(&name)
+    }
 
     #[test]
     fn valid_settings_are_parsed() {
@@ -154,11 +152,11 @@ mod tests {
         assert_eq!(device("1GiB/PAGE"), with(1 << 30, page));
         assert_eq!(device("8m/4m"), with(8 << 20, 4 << 20));
         let expected = Failure { symbol: None, first: 3, count: 1, code: 999 };
-        assert_eq!(failure("*:3"), Ok(expected));
+        assert_eq!(failure("*:3", is_symbol), Ok(expected));
         let expected = Failure { symbol: Some("cuMemMap".into()), first: 1, count: 2, code: 700 };
-        assert_eq!(failure("cuMemMap:1:2:700"), Ok(expected));
+        assert_eq!(failure("cuMemMap:1:2:700", is_symbol), Ok(expected));
         let expected = Delay { symbol: "cuMemCreate".into(), by: Duration::from_millis(5) };
-        assert_eq!(delay("cuMemCreate:5000"), Ok(expected));
+        assert_eq!(delay("cuMemCreate:5000", is_symbol), Ok(expected));
     }
 
     #[test]
@@ -186,10 +184,10 @@ mod tests {
         for item in
             ["cuMemMap", "cuMemMap:0", "cuMemMap:x", "cuMemMop:1", "*:1:0", "*:1:1:0", "*:1:1:1:1", "*:-1"]
         {
-            assert!(failure(item).is_err(), "{item}");
+            assert!(failure(item, is_symbol).is_err(), "{item}");
         }
         for item in ["cuMemMap", "cuMemMap:", "*:5", "cuMemMap:1.5"] {
-            assert!(delay(item).is_err(), "{item}");
+            assert!(delay(item, is_symbol).is_err(), "{item}");
         }
     }
 }

@@ -9,39 +9,12 @@ use std::ffi::c_int;
 use poorwill_core::Driver;
 
 use crate::abi::{CallResult, Code};
-use crate::state::{self, Device, Handle, HandleKind, SimulatorState, Tables};
-
-#[derive(Debug)]
-pub(crate) struct Context {
-    pub(crate) device: usize,
-    /// The retain count of a primary context; 1 for others.
-    pub(crate) retained: u64,
-    pub(crate) primary: bool,
-}
+use crate::device::Device;
+use crate::handle::{Handle, HandleKind, new_handle};
+use crate::state::{self, Context, SimulatorState, Tables};
 
 thread_local! {
     static STACK: RefCell<Vec<Handle>> = const { RefCell::new(Vec::new()) };
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Current {
-    pub(crate) state: &'static SimulatorState,
-    pub(crate) context: Handle,
-    pub(crate) device: &'static Device,
-}
-
-pub(crate) fn current() -> CallResult<Current> {
-    let current = current_even_if_failed()?;
-    current.device.check()?;
-    Ok(current)
-}
-
-pub(crate) fn current_even_if_failed() -> CallResult<Current> {
-    let state = state::get()?;
-    let context = top().ok_or(Code::INVALID_CONTEXT)?;
-    let at = state.tables().contexts.get(&context).map(|found| found.device);
-    let device = at.and_then(|at| state.devices.get(at)).ok_or(Code::CONTEXT_IS_DESTROYED)?;
-    Ok(Current { state, context, device })
 }
 
 /// The top of this thread's stack, even if it no longer exists.
@@ -81,14 +54,14 @@ fn exists(context: Handle) -> CallResult {
 pub(crate) fn device_of(context: Handle) -> CallResult<&'static Device> {
     let state = state::get()?;
     let device = state.tables().contexts.get(&context).map(|found| found.device);
-    device.and_then(|device| state.devices.get(device)).ok_or(Code::INVALID_CONTEXT)
+    device.and_then(|device| state.devices().get(device)).ok_or(Code::INVALID_CONTEXT)
 }
 
 pub(crate) fn create(ordinal: c_int) -> CallResult<Handle> {
     let state = state::get()?;
     let device = state.device(ordinal)?.ordinal;
     let mut tables = state.tables();
-    let context = tables.new_handle(HandleKind::Context);
+    let context = new_handle(HandleKind::Context);
     tables.contexts.insert(context, Context { device, retained: 1, primary: false });
     drop(tables);
     push(context)?;
@@ -106,7 +79,7 @@ pub(crate) fn destroy(context: Handle) -> CallResult {
     if top() == Some(context) {
         pop()?;
     }
-    end(state, &state.devices[device], context, |tables| match tables.contexts.contains_key(&context) {
+    end(state, &state.devices()[device], context, |tables| match tables.contexts.contains_key(&context) {
         true => Ok(false),
         false => Err(Code::INVALID_CONTEXT),
     })
@@ -160,12 +133,12 @@ fn end(
     }
     tables.contexts.remove(&context);
     let streams: Vec<_> = tables.streams.extract_if(|_, stream| stream.context == context).collect();
-    tables.captures.retain(|stream, _| streams.iter().all(|(gone, _)| gone != stream));
+    streams.iter().for_each(|(gone, _)| tables.captures.forget(*gone));
     tables.graphs.retain(|_, graph| graph.context != context);
     let events: Vec<_> = tables.events.extract_if(|_, event| event.context == context).collect();
     tables.functions.retain(|_, function| function.context != context);
     tables.modules.retain(|_, module| module.context != context);
-    tables.registered.retain(|_, registered| registered.context != context);
+    tables.memory.unregister_all(context);
     if tables.contexts.values().all(|other| other.device != device.ordinal) {
         device.clear_failure();
     }

@@ -29,10 +29,6 @@ pub(crate) enum Requirement {
     free,
 }
 
-pub(crate) fn is_symbol(name: &str) -> bool {
-    crate::calls::SYMBOLS.iter().any(|symbols| symbols.contains(&name))
-}
-
 pub(crate) fn enter(
     requirement: Requirement,
     symbol: &'static str,
@@ -44,9 +40,6 @@ pub(crate) fn enter(
         }
         if !matches!(requirement, Requirement::early | Requirement::free) {
             state::get()?;
-        }
-        if symbol == "cuInit" {
-            faults::config()?;
         }
         let is_counted = !matches!(requirement, Requirement::stack | Requirement::free);
         faults::on_call(symbol, is_counted)?;

@@ -7,7 +7,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
 use crate::abi::{CallResult, Code};
-use crate::config::Config;
+use crate::config::{Config, IsSymbol};
 
 static CONFIG: OnceLock<Config> = OnceLock::new();
 static COUNTS: Mutex<Option<Counts>> = Mutex::new(None);
@@ -36,16 +36,22 @@ struct Armed {
     count: u64,
 }
 
-/// The settings, read from the environment until that succeeds.
+/// The settings, after they were read.
 pub(crate) fn config() -> CallResult<&'static Config> {
-    if let Some(config) = CONFIG.get() {
-        return Ok(config);
+    CONFIG.get().ok_or(Code::NOT_INITIALIZED)
+}
+
+/// Reads the settings from the environment, until that succeeds.
+pub(crate) fn read_config(is_symbol: IsSymbol) -> CallResult {
+    if CONFIG.get().is_some() {
+        return Ok(());
     }
-    let config = Config::from_environment().map_err(|problem| {
+    let config = Config::from_environment(is_symbol).map_err(|problem| {
         eprintln!("fake libcuda: {problem}");
         Code::INVALID_VALUE
     })?;
-    Ok(CONFIG.get_or_init(|| config))
+    CONFIG.get_or_init(|| config);
+    Ok(())
 }
 
 /// Counts a call, and fails, delays or blocks it. `is_counted` says whether a machine can make it fail.

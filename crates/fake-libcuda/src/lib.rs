@@ -104,9 +104,19 @@ mod config;
 #[cfg(target_os = "linux")]
 mod context;
 #[cfg(target_os = "linux")]
+mod current;
+#[cfg(target_os = "linux")]
+mod device;
+#[cfg(target_os = "linux")]
 mod entry;
 #[cfg(target_os = "linux")]
 mod faults;
+#[cfg(target_os = "linux")]
+mod handle;
+#[cfg(target_os = "linux")]
+mod in_flight;
+#[cfg(target_os = "linux")]
+mod init;
 #[cfg(target_os = "linux")]
 mod kernels;
 mod locate;
@@ -126,6 +136,10 @@ mod script;
 mod simulation;
 #[cfg(target_os = "linux")]
 mod state;
+#[cfg(target_os = "linux")]
+mod testing;
+#[cfg(target_os = "linux")]
+mod text;
 mod uuid;
 
 #[cfg(target_os = "linux")]

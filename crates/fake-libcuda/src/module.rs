@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::abi::{CallResult, Code};
-use crate::state::Handle;
+use crate::handle::Handle;
 
 #[derive(Debug)]
 pub(crate) struct Module {

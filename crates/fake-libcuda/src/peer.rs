@@ -10,17 +10,17 @@ use poorwill_core::driver::Result as DriverResult;
 use poorwill_core::{CopyPart, DeviceRange, Driver, HostBuffer, Pending, StreamId};
 
 use crate::abi::CallResult;
-use crate::context::Current;
-use crate::memory;
-use crate::state::Device;
+use crate::current::Current;
+use crate::device::Device;
 
 /// The device that owns a range, if it is another one than the call's. That device must have been given
 /// access.
 pub(crate) fn owner(current: &Current, range: DeviceRange) -> CallResult<Option<&'static Device>> {
-    if memory::device_at(current.state, range).is_none_or(|owner| owner == current.device.ordinal) {
+    let owner = current.state.tables().memory.device_at(range);
+    if owner.is_none_or(|owner| owner == current.device.ordinal) {
         return Ok(None);
     }
-    memory::owner_of(current.state, current.device, range).map(Some)
+    current.state.owner_of(current.device, range).map(Some)
 }
 
 pub(crate) fn copy(

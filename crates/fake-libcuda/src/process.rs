@@ -17,8 +17,9 @@ use poorwill_core::hibernation::{
 use poorwill_driver::host::{DeviceCall, HostCheckpointer, HostProcess, HostProcessMemory, StepFailure};
 
 use crate::abi::{CallResult, Code, names};
+use crate::device::Device;
 use crate::script::{Script, Shown, show};
-use crate::state::{Device, SimulatorState};
+use crate::state::SimulatorState;
 use crate::{faults, state, uuid};
 
 static THIS: OnceLock<(HostProcess, Option<Shown>)> = OnceLock::new();
@@ -63,7 +64,7 @@ pub(crate) fn register(state: &'static SimulatorState) -> CallResult {
         eprintln!("fake libcuda: POORWILL_FAKE_CUDA_PROCESSES: {}: {error}", folder.display());
         Code::OPERATING_SYSTEM
     };
-    let shown = config.script.obstacle.map(show).transpose().map_err(refused)?;
+    let shown = config.script.obstacle().map(show).transpose().map_err(refused)?;
     let memory = ProcessMemory { state, folder, script: &config.script, is_lost: AtomicBool::new(false) };
     let process = HostProcess::register(folder, Box::new(memory)).map_err(refused)?;
     THIS.get_or_init(|| (process, shown));
@@ -85,17 +86,17 @@ impl HostProcessMemory for ProcessMemory {
             uuid: uuid_of(device),
             used_bytes: device.memory().ok().map(|memory| memory.held_bytes),
         };
-        self.state.devices.iter().map(held).collect()
+        self.state.devices().iter().map(held).collect()
     }
 
     fn is_idle(&self) -> bool {
-        self.state.devices.iter().all(|device| device.host.is_idle())
+        self.state.devices().iter().all(|device| device.host.is_idle())
     }
 
     fn take_off(&self) -> Result<(), StepFailure> {
-        for (done, device) in self.state.devices.iter().enumerate() {
+        for (done, device) in self.state.devices().iter().enumerate() {
             if device.host.take_off().is_err() {
-                let back = self.state.devices[..done].iter().all(|device| device.host.put_back().is_ok());
+                let back = self.state.devices()[..done].iter().all(|device| device.host.put_back().is_ok());
                 return Err(StepFailure { is_lost: !back, ..failure(Code::OUT_OF_MEMORY) });
             }
         }
@@ -104,7 +105,7 @@ impl HostProcessMemory for ProcessMemory {
 
     fn put_back(&self) -> Result<(), StepFailure> {
         let others = others_held(self.folder);
-        for device in &self.state.devices {
+        for device in self.state.devices() {
             let of_others = others.iter().filter(|held| held.uuid == uuid_of(device));
             let used_bytes = of_others.filter_map(|held| held.used_bytes).fold(0, u64::saturating_add);
             if !device.has_space_to_return(used_bytes) || device.host.put_back().is_err() {
@@ -121,7 +122,7 @@ impl HostProcessMemory for ProcessMemory {
             return Err(failure(Code::OPERATING_SYSTEM));
         }
         let scripted = self.script.run(step);
-        let obstacle = self.script.obstacle.filter(|_| is_restore).and_then(|it| Some((it.code()?, false)));
+        let obstacle = self.script.obstacle().filter(|_| is_restore).and_then(|it| Some((it.code()?, false)));
         let Some((code, is_lost)) = scripted.or(obstacle) else { return Ok(()) };
         if is_restore {
             self.is_lost.store(true, Ordering::Release);

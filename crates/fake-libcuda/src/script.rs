@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use poorwill_core::hibernation::CheckpointStep;
 
-use crate::config::number;
+use crate::text::number;
 
 /// An item of the setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl Obstacle {
 #[derive(Debug, Default)]
 pub(crate) struct Script {
     events: Mutex<Vec<Happening>>,
-    pub(crate) obstacle: Option<Obstacle>,
+    obstacle: Option<Obstacle>,
 }
 
 impl Script {
@@ -59,6 +59,10 @@ impl Script {
             _ => None,
         });
         Self { events: Mutex::new(events), obstacle }
+    }
+
+    pub(crate) fn obstacle(&self) -> Option<Obstacle> {
+        self.obstacle
     }
 
     /// Waits where a step is held. Then its failure: the code, and whether the device is lost.

@@ -6,7 +6,7 @@
 use std::ffi::c_int;
 
 use crate::abi::{CallResult, Code};
-use crate::config::{number, size};
+use crate::text::{number, size};
 
 /// The simulation of one device; by default a whole GPU of compute capability 8.0 without other users.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,12 +17,12 @@ pub(crate) struct Simulation {
     mps_bytes: Option<u64>,
     /// Memory in use by others: on the card, or in the slice.
     used_bytes: u64,
-    pub(crate) is_integrated: bool,
+    is_integrated: bool,
     /// Profile of the MIG instance.
-    pub(crate) mig: Option<String>,
+    mig: Option<String>,
     /// Devices whose memory it can access; `None` for all.
     reaches: Option<Vec<usize>>,
-    pub(crate) capability: Capability,
+    capability: Capability,
     shared_bytes: Option<c_int>,
     total_bytes: Option<u64>,
     info_total_bytes: Option<u64>,
@@ -93,6 +93,19 @@ impl Simulation {
             _ => return Err(format!("there is no key `{key}` to simulate")),
         }
         Ok(())
+    }
+
+    pub(crate) fn is_integrated(&self) -> bool {
+        self.is_integrated
+    }
+
+    /// Profile of the MIG instance.
+    pub(crate) fn mig(&self) -> Option<&str> {
+        self.mig.as_deref()
+    }
+
+    pub(crate) fn capability(&self) -> Capability {
+        self.capability
     }
 
     pub(crate) fn reaches(&self, other: usize) -> bool {

@@ -10,8 +10,8 @@ use poorwill::{
 };
 use pyo3::prelude::*;
 
-use crate::arena::request::timeout;
 use crate::errors::{invalid, refused};
+use crate::request::timeout;
 
 /// Longest wait of a rank that is ready for the others, by default.
 const UNDO_AFTER: Duration = Duration::from_secs(300);

@@ -10,10 +10,10 @@ use poorwill::hibernation::{
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
-use crate::arena::report::report;
-use crate::arena::request::timeout;
 use crate::errors::{invalid, not_hibernated, wrong_type};
 use crate::process::ProcessOwned;
+use crate::report::report;
+use crate::request::timeout;
 use crate::sizes::{size_of, whole_number};
 
 const PIDS: &str = "pids are an int, or a sequence of them";

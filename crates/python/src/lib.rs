@@ -11,15 +11,22 @@
 mod arena;
 mod block;
 mod budget;
+mod current;
 mod decision;
 mod device;
 mod errors;
+mod exceptions;
 mod hibernate;
 mod offload;
 mod process;
+mod registry;
+mod report;
+mod request;
+mod running;
 mod shared_memory;
 mod sizes;
 mod torch;
+mod torch_calls;
 
 use pyo3::prelude::*;
 
@@ -34,7 +41,10 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     torch::register(module)?;
     budget::register(module)?;
     decision::register(module)?;
+    report::register(module)?;
     arena::register(module)?;
+    current::register(module)?;
+    torch_calls::register(module)?;
     block::register(module)?;
     hibernate::register(module)?;
     offload::register(module)

@@ -9,7 +9,7 @@ use std::{mem, process};
 
 use pyo3::prelude::*;
 
-use crate::errors::PoorwillError;
+use crate::exceptions::PoorwillError;
 
 /// A value of this process, for Python objects.
 #[derive(Debug)]

@@ -8,8 +8,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::environment::Venv;
+use crate::build::Built;
 use crate::steps::{Failure, workspace_root};
-use crate::test::build::Built;
 
 pub(crate) const PACKAGE: &str = "crates/python";
 pub(crate) const SOURCES: &str = "crates/python/python/poorwill";

@@ -22,7 +22,7 @@ const STUBS: &str = "crates/python/tests/cuda_stubs.py";
 const TELL: &str = "import platform, sys; print(sys.implementation.cache_tag, platform.machine())";
 
 /// The folder for Python's path; made again if it is missing or outdated.
-pub(super) fn ready(environment: &Environment) -> Result<PathBuf, Failure> {
+pub(crate) fn ready(environment: &Environment) -> Result<PathBuf, Failure> {
     let folder = environment.beside(FOLDER);
     let seal = folder.join("poorwill-torch.txt");
     let mut wanted: Vec<u8> = [REQUIREMENTS, STUBS]

@@ -11,7 +11,7 @@
 //!
 //! Only `--full` and `cargo xtask vllm` run our worker in that of every minor of vLLM.
 //!
-//! One [`build`](mod@build) makes every program, and the [`runner`] runs each test in its own process. A failure does
+//! One [`build`](mod@crate::build) makes every program, and the [`runner`] runs each test in its own process. A failure does
 //! not stop the other tests. The end reports what was not run, and why.
 //!
 //! With arguments it is one `cargo test` that takes them, for the whole workspace unless they choose packages.
@@ -19,52 +19,29 @@
 //! them, and `cargo test --package` tests one.
 
 mod browser;
-pub(crate) mod build;
 mod logs;
 mod runner;
 mod seen;
-mod tally;
 mod waiting;
 
 use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
-use std::fmt;
 use std::fs;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::{Duration, Instant};
 
-pub(crate) use self::tally::Tally;
-
-use self::build::{Built, Program, build};
 use self::logs::Logs;
-pub(crate) use self::runner::EFFORT;
 use self::runner::{DEVICE, Results, Test};
 use self::seen::Seen;
 use crate::bench::peer_packages;
-use crate::clients;
-use crate::dist;
-use crate::ptx;
-use crate::python::{self, Tested};
+use crate::build::{Built, Program, build};
+use crate::effort::{EFFORT, GPU_IS_HERE, STUCK_AFTER, Tier, effort, jobs};
+use crate::python_tests::{self, Tested};
 use crate::steps::{Failure, Step, note, say};
+use crate::tally::Tally;
 use crate::toolchain::target_folder;
-
-/// Which tests to run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Tier {
-    /// What a developer runs.
-    Quick,
-    /// Everything.
-    Full,
-    /// What a `Quick` run leaves of `Full`.
-    Rest,
-}
-
-/// No step takes this long with the usual effort, even on a slow machine.
-const STUCK_AFTER: Duration = Duration::from_secs(60 * 60);
-
-const EFFORTS: [&str; 3] = ["quick", "usual", "long"];
+use crate::{clients, dist, ptx};
 
 /// Name of the programs whose tests may differ between devices.
 const PROMISES: &str = "promises";
@@ -75,8 +52,6 @@ const CUDA: &str = "cuda";
 /// Packages whose tests run whole services.
 const SERVICES: [&str; 4] = ["poorwill-cli", "poorwill-front", "poorwill-rotate", "poorwill-router"];
 
-/// Exists if NVIDIA's kernel driver has a GPU.
-pub(crate) const GPU_IS_HERE: &str = "/dev/nvidiactl";
 const GPU: &str = "cuda:0";
 
 const NO_GPU: &str = "no NVIDIA GPU here: nothing was run on one";
@@ -161,31 +136,10 @@ pub(crate) fn repeat(times: NonZero<u32>) -> Result<(), Failure> {
     let all: Vec<Test> = (0..times.get()).flat_map(|_| once.iter().cloned()).collect();
     let start = Instant::now();
     run.results = runner::run(&all, jobs(), &run.effort, run.logs.folder());
-    if run.results.tally.all() == 0 {
+    if run.results.tally().all() == 0 {
         return Err(Failure::NoTests { typed: "cargo xtask test --repeat".to_owned() });
     }
     run.end(built.took, start.elapsed())
-}
-
-/// The effort of random tests: from the environment, otherwise from the tier.
-pub(crate) fn effort(tier: Tier) -> Result<String, Failure> {
-    effort_of(tier, std::env::var(EFFORT).ok())
-}
-
-/// After which time a step with this effort is stuck.
-pub(crate) fn stuck_after(effort: &str) -> Duration {
-    STUCK_AFTER * if effort == "long" { 20 } else { 1 }
-}
-
-fn effort_of(tier: Tier, named: Option<String>) -> Result<String, Failure> {
-    match named {
-        Some(named) if EFFORTS.contains(&&*named) => Ok(named),
-        Some(named) => Err(Failure::Usage {
-            problem: format!("{EFFORT} is `{named}`; it can be {}", EFFORTS.join(", ")),
-        }),
-        None if tier == Tier::Quick => Ok("quick".to_owned()),
-        None => Ok("usual".to_owned()),
-    }
 }
 
 impl Run {
@@ -221,7 +175,7 @@ impl Run {
             note(&format!("==> {} tests, {manner}, {EFFORT}={}", tests.len(), self.effort));
             self.results.extend(runner::run(&tests, jobs, &self.effort, self.logs.folder()));
         }
-        if self.results.tally.all() == 0 {
+        if self.results.tally().all() == 0 {
             return Err(Failure::NoTests { typed: "cargo xtask test".to_owned() });
         }
         Ok(())
@@ -279,20 +233,20 @@ impl Run {
         let typed = step.typed().to_owned();
         let mut tally = Tally::default();
         let outcome = step.run_watched(|line| tally.add(line)).map(drop);
-        self.results.tally += tally;
+        self.results.count(tally);
         self.note_failure(&typed, outcome);
     }
 
     fn python(&mut self, built: &Built) {
         note("==> the Python package");
         let tested = match self.tier {
-            Tier::Rest => python::test_left(built, &self.effort),
-            Tier::Quick | Tier::Full => python::test(built, &[], &self.effort),
+            Tier::Rest => python_tests::test_left(built, &self.effort),
+            Tier::Quick | Tier::Full => python_tests::test(built, &[], &self.effort),
         };
         self.part("the Python package", tested);
         if self.tier != Tier::Quick {
             note("==> the Python package over PyTorch");
-            let tested = python::test_over_torch(built, &self.effort);
+            let tested = python_tests::test_over_torch(built, &self.effort);
             self.part("the Python package over PyTorch", tested);
         }
     }
@@ -325,8 +279,8 @@ impl Run {
         match outcome {
             Ok(Tested::Ran { tally, left_out, types }) => {
                 self.left_out.extend(left_out);
-                self.results.tally += tally;
-                if tally.failed > 0 {
+                self.results.count(tally);
+                if tally.failed() > 0 {
                     self.failures.push(format!("{name}: {tally}"));
                 }
                 self.note_failure(&format!("{name}'s types"), types);
@@ -345,26 +299,25 @@ impl Run {
 
     /// Prints the results of all parts.
     fn end(mut self, built: Duration, ran: Duration) -> Result<(), Failure> {
-        let Results { tally, failed, times, skipped, .. } = &mut self.results;
-        times.sort_unstable_by_key(|(took, _)| std::cmp::Reverse(*took));
+        let results = &self.results;
         say("the slowest tests:");
-        for (took, id) in times.iter().take(SLOWEST) {
+        for (took, id) in results.slowest(SLOWEST) {
             say(&format!("{:>8.1} s  {id}", took.as_secs_f64()));
         }
         for why in &self.left_out {
             say(&format!("not run: {why}"));
         }
-        for why in skips(skipped) {
+        for why in skips(results.skipped()) {
             say(&why);
         }
-        for id in failed.iter() {
+        for id in results.failed() {
             say(&format!("failed: {id}"));
         }
         let [built, ran] = [built, ran].map(|took| took.as_secs_f64());
         say(&format!("xtask test ({}): built in {built:.1} s, ran in {ran:.1} s", self.tier));
-        say(&tally.to_string());
-        if !failed.is_empty() {
-            self.failures.push(format!("{} tests of Rust", failed.len()));
+        say(&results.tally().to_string());
+        if !results.failed().is_empty() {
+            self.failures.push(format!("{} tests of Rust", results.failed().len()));
         }
         if self.failures.is_empty() { Ok(()) } else { Err(Failure::Parts { failed: self.failures }) }
     }
@@ -378,7 +331,7 @@ impl Run {
 
     fn write_seen(&self) -> Result<(), Failure> {
         let path = self.folder.join(SEEN);
-        let seen = Seen::new(self.results.times.iter().map(|(_, id)| id), &self.results.scaling);
+        let seen = Seen::new(self.results.ids(), self.results.scaling());
         seen.write(&path).map_err(|cause| Failure::File { path, cause })
     }
 
@@ -429,11 +382,6 @@ fn is_about_devices(program: &Program) -> bool {
     program.target.starts_with(PROMISES) || program.target == CUDA
 }
 
-/// Twice as many parallel tests as cores, since many of them wait.
-pub(crate) fn jobs() -> usize {
-    thread::available_parallelism().map_or(2, NonZero::get) * 2
-}
-
 /// The arguments of `cargo`.
 fn arguments(cargo_args: &[OsString]) -> Vec<OsString> {
     let mut arguments = vec!["test".into()];
@@ -455,16 +403,6 @@ fn chooses_packages(cargo_args: &[OsString]) -> bool {
             || arg == "--workspace"
             || arg.starts_with("--manifest-path")
     })
-}
-
-impl fmt::Display for Tier {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Tier::Quick => "quick; `--full` is everything",
-            Tier::Full => "full",
-            Tier::Rest => "rest",
-        })
-    }
 }
 
 #[cfg(test)]
@@ -520,15 +458,5 @@ mod tests {
             ["xtask", "poorwill-cli", "poorwill", "poorwill-rotate"].map(|name| program(name, "t"));
         let order: Vec<&str> = in_order(&programs).iter().map(|program| &*program.package).collect();
         assert_eq!(order, ["poorwill-cli", "poorwill-rotate", "xtask", "poorwill"]);
-    }
-
-    #[test]
-    fn the_effort_is_the_environments_or_the_tiers() {
-        for (tier, own) in [(Tier::Quick, "quick"), (Tier::Full, "usual"), (Tier::Rest, "usual")] {
-            assert_eq!(effort_of(tier, None).unwrap(), own);
-            assert_eq!(effort_of(tier, Some("long".to_owned())).unwrap(), "long");
-            let message = effort_of(tier, Some("hard".to_owned())).unwrap_err().to_string();
-            assert_eq!(message, "POORWILL_EFFORT is `hard`; it can be quick, usual, long");
-        }
     }
 }

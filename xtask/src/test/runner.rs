@@ -13,13 +13,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::build::Program;
-use super::tally::Tally;
+use crate::build::Program;
+use crate::effort::EFFORT;
 use crate::guard::Guard;
 use crate::steps::note;
-
-/// The effort of random tests; `poorwill_testkit::effort` reads it.
-pub(crate) const EFFORT: &str = "POORWILL_EFFORT";
+use crate::tally::Tally;
 
 /// The device of the tests; `poorwill_testkit::device` reads it.
 pub(super) const DEVICE: &str = "POORWILL_TEST_DEVICE";
@@ -67,13 +65,13 @@ enum Verdict {
 /// The results of all tests.
 #[derive(Debug, Default)]
 pub(super) struct Results {
-    pub(super) tally: Tally,
-    pub(super) failed: Vec<String>,
+    tally: Tally,
+    failed: Vec<String>,
     /// Tests that ended early, with reasons.
-    pub(super) skipped: Vec<(String, String)>,
+    skipped: Vec<(String, String)>,
     /// Tests that scale with the effort.
-    pub(super) scaling: Vec<String>,
-    pub(super) times: Vec<(Duration, String)>,
+    scaling: Vec<String>,
+    times: Vec<(Duration, String)>,
 }
 
 impl Test<'_> {
@@ -194,6 +192,41 @@ pub(super) fn command(program: &Program) -> Command {
 }
 
 impl Results {
+    pub(super) fn tally(&self) -> Tally {
+        self.tally
+    }
+
+    /// Counts tests that were run elsewhere.
+    pub(super) fn count(&mut self, tally: Tally) {
+        self.tally += tally;
+    }
+
+    pub(super) fn failed(&self) -> &[String] {
+        &self.failed
+    }
+
+    /// Tests that ended early, with reasons.
+    pub(super) fn skipped(&self) -> &[(String, String)] {
+        &self.skipped
+    }
+
+    /// Tests that scale with the effort.
+    pub(super) fn scaling(&self) -> &[String] {
+        &self.scaling
+    }
+
+    pub(super) fn ids(&self) -> impl Iterator<Item = &String> {
+        self.times.iter().map(|(_, id)| id)
+    }
+
+    /// As many of the slowest, the slowest first.
+    pub(super) fn slowest(&self, count: usize) -> Vec<&(Duration, String)> {
+        let mut times: Vec<_> = self.times.iter().collect();
+        times.sort_unstable_by_key(|(took, _)| std::cmp::Reverse(*took));
+        times.truncate(count);
+        times
+    }
+
     pub(super) fn extend(&mut self, others: Results) {
         self.tally += others.tally;
         self.failed.extend(others.failed);
@@ -205,13 +238,13 @@ impl Results {
     fn add(&mut self, ended: Ended, log: &PathBuf) {
         let has_failed = ended.verdict == Verdict::Failed;
         match ended.verdict {
-            Verdict::Passed => self.tally.passed += 1,
+            Verdict::Passed => self.tally += Tally::ONE_PASSED,
             Verdict::Skipped(reason) => {
-                self.tally.skipped += 1;
+                self.tally += Tally::ONE_SKIPPED;
                 self.skipped.push((ended.id.clone(), reason));
             }
             Verdict::Failed => {
-                self.tally.failed += 1;
+                self.tally += Tally::ONE_FAILED;
                 let text = fs::read(log).unwrap_or_default();
                 note(&format!("!!! FAILED: {}\n{}", ended.id, String::from_utf8_lossy(&text)));
                 self.failed.push(ended.id.clone());
@@ -301,7 +334,7 @@ mod tests {
             .map(|name| Test { program: &program, name: (*name).into(), device: "fake" })
             .collect();
         let results = run(&tests, 3, "quick", &folder);
-        assert_eq!(results.tally, Tally { passed: 2, failed: 2, skipped: 1 });
+        assert_eq!(results.tally, Tally::of(2, 2, 1));
         let mut failed = results.failed;
         failed.sort();
         assert_eq!(failed, ["crate promises fails on fake", "crate promises leaves on fake"]);
@@ -326,7 +359,7 @@ mod tests {
         let program = program(&folder, "echo 'test result: ok. 1 passed; 0 failed'");
         let test = Test { program: &program, name: "passes".into(), device: "host" };
         let results = run(&vec![test; 100], 8, "quick", &folder);
-        assert_eq!(results.tally, Tally { passed: 100, failed: 0, skipped: 0 });
+        assert_eq!(results.tally, Tally::of(100, 0, 0));
         fs::remove_dir_all(folder).unwrap();
     }
 

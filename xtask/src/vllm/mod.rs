@@ -9,11 +9,12 @@ mod sources;
 use std::path::PathBuf;
 
 use self::sources::{SGLANG, Sources, VLLM};
+use crate::build::build;
+use crate::effort::{EFFORT, Tier, effort, stuck_after};
 use crate::python::environment::Environment;
 use crate::python::{self, TOOLS, WITHOUT_PYTORCH, package};
 use crate::steps::{Failure, Step, say, workspace_root};
-use crate::test::build::build;
-use crate::test::{EFFORT, Tally, Tier, effort, stuck_after};
+use crate::tally::Tally;
 
 /// Where the sources are, for tests.
 #[derive(Debug)]
@@ -113,8 +114,10 @@ fn versions(environment: &Environment, which: Which<'_>) -> Result<Vec<String>, 
 fn check_complete(tally: Tally, typed: String) -> Result<(), Failure> {
     match tally {
         none if none.all() == 0 => Err(Failure::NoTests { typed }),
-        Tally { skipped: 0, .. } => Ok(()),
-        Tally { skipped, .. } => Err(Failure::Skipped { typed, skipped }),
+        some => match some.skipped() {
+            0 => Ok(()),
+            skipped => Err(Failure::Skipped { typed, skipped }),
+        },
     }
 }
 
@@ -124,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_test_that_was_skipped_is_a_failure() {
-        let tally = |passed, skipped| Tally { passed, failed: 0, skipped };
+        let tally = |passed, skipped| Tally::of(passed, 0, skipped);
         assert!(check_complete(tally(3, 0), "pytest".to_owned()).is_ok());
         let message = check_complete(tally(3, 2), "pytest".to_owned()).unwrap_err().to_string();
         assert!(message.starts_with("`pytest` skipped 2 of its tests"), "{message}");

@@ -418,7 +418,7 @@ impl HostArena {
     }
 
     pub(crate) fn info(&self) -> HostMemoryInfo {
-        let limit_bytes = self.budget.limit_bytes;
+        let limit_bytes = self.budget.limit_bytes();
         if !self.owner.is_here() {
             return HostMemoryInfo::default().limited_to(limit_bytes);
         }

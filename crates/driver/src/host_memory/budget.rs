@@ -27,7 +27,7 @@ const GROWTH_PAUSE: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 pub(super) struct Budget {
-    pub(super) limit_bytes: Option<u64>,
+    limit_bytes: Option<u64>,
     system: System,
     first_total: OnceLock<Option<u64>>,
 }
@@ -50,6 +50,10 @@ pub(super) struct Shortage {
 impl Budget {
     pub(super) fn new(limit_bytes: Option<u64>, system: System) -> Self {
         Self { limit_bytes, system, first_total: OnceLock::new() }
+    }
+
+    pub(super) fn limit_bytes(&self) -> Option<u64> {
+        self.limit_bytes
     }
 
     pub(super) fn check_limit(&self, held_bytes: u64) -> Result<(), Shortage> {

@@ -98,21 +98,21 @@ pub(super) fn pack(sizes: &[u64], page_bytes: u64) -> Plan {
     let mut open_bytes = 0;
     for &bytes in sizes {
         if open_bytes > 0 && open_bytes + bytes > target {
-            plan.close(open_bytes, page_bytes);
+            plan.slabs.push(PlannedSlab::of(open_bytes, page_bytes));
             open_bytes = 0;
         }
         plan.positions.push((plan.slabs.len(), open_bytes));
         open_bytes += bytes;
     }
     if open_bytes > 0 {
-        plan.close(open_bytes, page_bytes);
+        plan.slabs.push(PlannedSlab::of(open_bytes, page_bytes));
     }
     plan
 }
 
-impl Plan {
-    fn close(&mut self, used_bytes: u64, page_bytes: u64) {
-        self.slabs.push(PlannedSlab { bytes: used_bytes.next_multiple_of(page_bytes), used_bytes });
+impl PlannedSlab {
+    fn of(used_bytes: u64, page_bytes: u64) -> Self {
+        Self { bytes: used_bytes.next_multiple_of(page_bytes), used_bytes }
     }
 }
 

@@ -15,12 +15,19 @@ pub(super) struct Slab {
     pub(super) bytes: u64,
     /// Whether to page-lock it, where the device does that.
     pub(super) is_locked: bool,
+    progress: SlabProgress,
+}
+
+/// How far a slab is.
+#[derive(Debug, Default)]
+struct SlabProgress {
     phase: Mutex<Phase>,
     changed: Condvar,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 enum Phase {
+    #[default]
     Announced,
     /// The start address.
     Ready(usize),
@@ -96,20 +103,20 @@ pub(super) struct SlabTable {
 
 impl Slab {
     pub(super) fn wait(&self) -> Result<usize, String> {
-        let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut phase = self.progress.phase.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             match &*phase {
                 Phase::Announced => {}
                 Phase::Ready(start) => return Ok(*start),
                 Phase::Failed(reason) => return Err(reason.clone()),
             }
-            phase = self.changed.wait(phase).unwrap_or_else(PoisonError::into_inner);
+            phase = self.progress.changed.wait(phase).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     fn set_phase(&self, phase: Phase) {
-        *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = phase;
-        self.changed.notify_all();
+        *self.progress.phase.lock().unwrap_or_else(PoisonError::into_inner) = phase;
+        self.progress.changed.notify_all();
     }
 }
 
@@ -157,8 +164,8 @@ impl SlabTable {
         let mut slabs = Vec::with_capacity(plan.slabs.len());
         for planned in &plan.slabs {
             self.last_id += 1;
-            let (phase, changed) = (Mutex::new(Phase::Announced), Condvar::new());
-            let slab = Arc::new(Slab { id: self.last_id, bytes: planned.bytes, is_locked, phase, changed });
+            let (id, bytes, progress) = (self.last_id, planned.bytes, SlabProgress::default());
+            let slab = Arc::new(Slab { id, bytes, is_locked, progress });
             let mut entry = SlabEntry::new(&slab);
             entry.free_later.push((planned.used_bytes, planned.bytes - planned.used_bytes));
             self.slabs.insert(slab.id, entry);

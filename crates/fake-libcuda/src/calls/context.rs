@@ -3,9 +3,10 @@
 use std::ffi::{c_int, c_uint};
 
 use crate::abi::{Code, Out};
-use crate::context::{self, current, current_even_if_failed};
+use crate::context;
+use crate::current::{current, current_even_if_failed};
 use crate::entry::entries;
-use crate::state::Handle;
+use crate::handle::Handle;
 
 /// `CU_CTX_*` flags that exist.
 const FLAGS: c_uint = 0x1FF;
@@ -76,7 +77,7 @@ entries! {
 
     look cuCtxSynchronize() {
         let current = current()?;
-        current.check_device_runs()?;
+        current.state.tables().captures.check_device_runs(current.device.ordinal)?;
         current.wait_for_device()
     }
 }

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use poorwill_core::{CopyPart, DeviceRange, Driver, HostBuffer, HostMemory, Pending};
 
 use crate::abi::{CallResult, Code, HostPointer};
-use crate::context::current;
+use crate::current::current;
 use crate::entry::entries;
-use crate::state::{Handle, range};
-use crate::{context, memory, peer};
+use crate::handle::Handle;
+use crate::memory::range;
+use crate::{context, peer};
 
 /// Buffer size of a fill with a value other than 0.
 const FILL_BYTES: u64 = 1 << 20;
@@ -56,8 +57,8 @@ entries! {
         let stream = current.stream(handle)?;
         let (to, from) = (range(to, bytes)?, range(from, bytes)?);
         let owners = (
-            memory::owner_of(current.state, current.device, to)?,
-            memory::owner_of(current.state, current.device, from)?,
+            current.state.owner_of(current.device, to)?,
+            current.state.owner_of(current.device, from)?,
         );
         if bytes == 0 || current.captures(handle)? {
             return Ok(());
@@ -78,7 +79,7 @@ entries! {
         let stream = current.stream(handle)?;
         let end = |addr, context| {
             let (device, range) = (context::device_of(context)?, range(addr, bytes)?);
-            let owner = memory::owner_of(current.state, device, range)?;
+            let owner = current.state.owner_of(device, range)?;
             if owner.ordinal == device.ordinal { Ok((owner, range)) } else { Err(Code::INVALID_VALUE) }
         };
         let (to, from) = (end(to, to_context)?, end(from, from_context)?);

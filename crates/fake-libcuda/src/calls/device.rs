@@ -1,6 +1,6 @@
-//! Initialization, errors, and properties of devices.
+//! The version, errors, and properties of devices.
 
-use std::ffi::{c_char, c_int, c_uint};
+use std::ffi::{c_char, c_int};
 
 use poorwill_core::Driver;
 
@@ -13,13 +13,6 @@ use crate::{state, uuid};
 const VERSION: c_int = 13000;
 
 entries! {
-    early cuInit(flags: c_uint) {
-        if flags != 0 {
-            return Err(Code::INVALID_VALUE);
-        }
-        state::open()
-    }
-
     early cuDriverGetVersion(version: Out<c_int>) {
         version.set(VERSION)
     }
@@ -37,7 +30,7 @@ entries! {
     }
 
     call cuDeviceGetCount(count: Out<c_int>) {
-        count.set(c_int::try_from(state::get()?.devices.len()).unwrap_or(c_int::MAX))
+        count.set(c_int::try_from(state::get()?.devices().len()).unwrap_or(c_int::MAX))
     }
 
     call cuDeviceGet(device: Out<c_int>, ordinal: c_int) {
@@ -47,7 +40,7 @@ entries! {
 
     call cuDeviceGetName(name: Out<c_char>, len: c_int, device: c_int) {
         let device = state::get()?.device(device)?;
-        let mig = device.simulation.mig.iter().map(|profile| format!(" MIG {profile}")).collect::<String>();
+        let mig = device.simulation.mig().iter().map(|profile| format!(" MIG {profile}")).collect::<String>();
         name.set_text(&format!("Poorwill fake GPU {}{mig}", device.ordinal), len)
     }
 
@@ -92,25 +85,25 @@ fn bus_id(device: c_int) -> String {
 /// Attributes that a memory driver needs; others are refused, so that a new use is noticed.
 fn attribute_value(attribute: c_int, device: c_int, simulation: &Simulation) -> CallResult<c_int> {
     Ok(match attribute {
-        1 => 1024,                                   // MAX_THREADS_PER_BLOCK
-        2 | 3 => 1024,                               // MAX_BLOCK_DIM_X, Y
-        4 => 64,                                     // MAX_BLOCK_DIM_Z
-        5 => c_int::MAX,                             // MAX_GRID_DIM_X
-        6 | 7 => 65535,                              // MAX_GRID_DIM_Y, Z
-        8 => 48 << 10,                               // MAX_SHARED_MEMORY_PER_BLOCK
-        10 => 32,                                    // WARP_SIZE
-        16 => 16,                                    // MULTIPROCESSOR_COUNT
-        17 | 20 | 35 => 0,                           // KERNEL_EXEC_TIMEOUT, COMPUTE_MODE, TCC_DRIVER
-        18 => c_int::from(simulation.is_integrated), // INTEGRATED
-        19 => 1,                                     // CAN_MAP_HOST_MEMORY
-        31 => 1,                                     // CONCURRENT_KERNELS
-        33 => (device + 1) & 0xFF,                   // PCI_BUS_ID
-        34 | 50 => 0,                                // PCI_DEVICE_ID, PCI_DOMAIN_ID
-        40 => 2,                                     // ASYNC_ENGINE_COUNT
-        41 => 1,                                     // UNIFIED_ADDRESSING
-        75 => simulation.capability.major,           // COMPUTE_CAPABILITY_MAJOR
-        76 => simulation.capability.minor,           // COMPUTE_CAPABILITY_MINOR
-        83 => 0,                                     // MANAGED_MEMORY
+        1 => 1024,                                     // MAX_THREADS_PER_BLOCK
+        2 | 3 => 1024,                                 // MAX_BLOCK_DIM_X, Y
+        4 => 64,                                       // MAX_BLOCK_DIM_Z
+        5 => c_int::MAX,                               // MAX_GRID_DIM_X
+        6 | 7 => 65535,                                // MAX_GRID_DIM_Y, Z
+        8 => 48 << 10,                                 // MAX_SHARED_MEMORY_PER_BLOCK
+        10 => 32,                                      // WARP_SIZE
+        16 => 16,                                      // MULTIPROCESSOR_COUNT
+        17 | 20 | 35 => 0,                             // KERNEL_EXEC_TIMEOUT, COMPUTE_MODE, TCC_DRIVER
+        18 => c_int::from(simulation.is_integrated()), // INTEGRATED
+        19 => 1,                                       // CAN_MAP_HOST_MEMORY
+        31 => 1,                                       // CONCURRENT_KERNELS
+        33 => (device + 1) & 0xFF,                     // PCI_BUS_ID
+        34 | 50 => 0,                                  // PCI_DEVICE_ID, PCI_DOMAIN_ID
+        40 => 2,                                       // ASYNC_ENGINE_COUNT
+        41 => 1,                                       // UNIFIED_ADDRESSING
+        75 => simulation.capability().major,           // COMPUTE_CAPABILITY_MAJOR
+        76 => simulation.capability().minor,           // COMPUTE_CAPABILITY_MINOR
+        83 => 0,                                       // MANAGED_MEMORY
         88 | 89 | 91 | 100 => 0, // pageable and host memory that the device accesses directly
         97 => simulation.shared_bytes(), // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
         99 => 1,                 // HOST_REGISTER_SUPPORTED

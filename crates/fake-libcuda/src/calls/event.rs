@@ -4,10 +4,10 @@ use std::ffi::c_uint;
 use std::sync::Arc;
 
 use crate::abi::{CallResult, Code, Out};
-use crate::context::{Current, current};
+use crate::current::{Current, current};
 use crate::entry::entries;
+use crate::handle::{Handle, HandleKind, new_handle};
 use crate::queue::{Event, Point};
-use crate::state::{Handle, HandleKind};
 
 /// `CU_EVENT_*`: blocking sync, no timing, for other processes.
 const FLAGS: c_uint = 1 | NO_TIMING | INTERPROCESS;
@@ -22,10 +22,9 @@ entries! {
             return Err(Code::INVALID_VALUE);
         }
         let current = current()?;
-        let mut tables = current.state.tables();
-        let handle = tables.new_handle(HandleKind::Event);
+        let handle = new_handle(HandleKind::Event);
         let made = Event { context: current.context, device: current.device.ordinal, recorded: None, captured: None };
-        tables.events.insert(handle, made);
+        current.state.tables().events.insert(handle, made);
         event.set(handle)
     }
 
@@ -37,13 +36,13 @@ entries! {
     call cuEventRecord(event: Handle, stream: Handle) {
         let current = current()?;
         let captured = current.capture_number(stream)?;
-        let stream = current.state.any_stream(&current, stream)?;
+        let stream = current.any_stream(stream)?;
         let mut tables = current.state.tables();
         let event = tables.events.get_mut(&event).ok_or(Code::INVALID_HANDLE)?;
         if event.context != stream.context {
             return Err(Code::INVALID_HANDLE);
         }
-        let device = &current.state.devices[stream.device];
+        let device = &current.state.devices()[stream.device];
         (event.recorded, event.captured) = match captured {
             Some(_) => (None, captured),
             None => (Some(Arc::new(Point::record(device, &stream)?)), None),
@@ -70,10 +69,10 @@ entries! {
 
 /// The position of an event for a wait or a query; `None` if it was never recorded.
 fn recorded(current: &Current, event: Handle) -> CallResult<Option<Arc<Point>>> {
-    current.state.check_may_wait()?;
     let mut tables = current.state.tables();
+    tables.captures.check_may_wait()?;
     let event = tables.events.get(&event).ok_or(Code::INVALID_HANDLE)?;
     let (recorded, captured) = (event.recorded.clone(), event.captured);
-    captured.map_or(Ok(()), |number| tables.check_captured_event(number))?;
+    captured.map_or(Ok(()), |number| tables.captures.check_captured_event(number))?;
     Ok(recorded)
 }

@@ -3,10 +3,11 @@
 use std::ffi::{c_int, c_uint, c_ulonglong};
 
 use crate::abi::{AccessDesc, AllocationProp, Code, HostPointer, In, Out};
-use crate::context::{current, current_even_if_failed};
+use crate::current::{Current, current, current_even_if_failed};
 use crate::entry::entries;
-use crate::memory;
-use crate::state::{self, Handle, range};
+use crate::handle::Handle;
+use crate::memory::{self, range};
+use crate::state;
 
 entries! {
     figure cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
@@ -21,7 +22,7 @@ entries! {
         if !(0..=1).contains(&option) {
             return Err(Code::INVALID_VALUE);
         }
-        let device = memory::device_of(state::get()?, &prop.get()?)?;
+        let device = memory::device_of(state::get()?.devices(), &prop.get()?)?;
         granule.set(usize::try_from(device.granule()).unwrap_or(usize::MAX))
     }
 
@@ -33,47 +34,56 @@ entries! {
         flags: c_ulonglong,
     ) {
         addr.check()?;
-        addr.set(memory::reserve(&current()?, bytes, alignment, flags)?)
+        let Current { state, device, .. } = current()?;
+        addr.set(state.tables().memory.reserve(device, bytes, alignment, flags)?)
     }
 
     call cuMemAddressFree(addr: u64, bytes: usize) {
-        memory::unreserve(current_even_if_failed()?.state, range(addr, bytes)?)
+        let state = current_even_if_failed()?.state;
+        state.tables().memory.unreserve(state.devices(), range(addr, bytes)?)
     }
 
     call cuMemCreate(handle: Out<Handle>, bytes: usize, prop: In<AllocationProp>, flags: c_ulonglong) {
         handle.check()?;
-        handle.set(memory::create(current()?.state, bytes, &prop.get()?, flags)?)
+        let state = current()?.state;
+        handle.set(state.tables().memory.create(state.devices(), bytes, &prop.get()?, flags)?)
     }
 
     call cuMemRelease(handle: Handle) {
-        memory::release(current_even_if_failed()?.state, handle)
+        let state = current_even_if_failed()?.state;
+        state.tables().memory.release(state.devices(), handle)
     }
 
     call cuMemMap(addr: u64, bytes: usize, offset: usize, handle: Handle, flags: c_ulonglong) {
-        memory::map(current()?.state, range(addr, bytes)?, offset, handle, flags)
+        let state = current()?.state;
+        state.tables().memory.map(state.devices(), range(addr, bytes)?, offset, handle, flags)
     }
 
     call cuMemUnmap(addr: u64, bytes: usize) {
-        memory::unmap(current_even_if_failed()?.state, range(addr, bytes)?)
+        let state = current_even_if_failed()?.state;
+        state.tables().memory.unmap(state.devices(), range(addr, bytes)?)
     }
 
     call cuMemSetAccess(addr: u64, bytes: usize, wanted: In<AccessDesc>, count: usize) {
-        memory::set_access(current()?.state, range(addr, bytes)?, &wanted.list(count)?)
+        let state = current()?.state;
+        state.tables().memory.set_access(state.devices(), range(addr, bytes)?, &wanted.list(count)?)
     }
 
     call cuMemHostRegister_v2(host: HostPointer, bytes: usize, flags: c_uint) {
-        memory::register(&current()?, host.addr(), bytes, flags)
+        let Current { state, device, context } = current()?;
+        state.tables().memory.register((device, context), host.addr(), bytes, flags)
     }
 
     call cuMemHostGetDevicePointer_v2(pointer: Out<u64>, host: HostPointer, flags: c_uint) {
         pointer.check()?;
-        pointer.set(memory::device_pointer(&current()?, host.addr(), flags)?)
+        let Current { state, context, .. } = current()?;
+        pointer.set(state.tables().memory.device_pointer(context, host.addr(), flags)?)
     }
 
     call cuMemHostUnregister(host: HostPointer) {
         let context = current_even_if_failed()?;
         // Like the real call, which also blocks queuing meanwhile. A failure does not matter here.
         let _ = context.wait_for_device();
-        memory::unregister(&context, host.addr())
+        context.state.tables().memory.unregister(host.addr())
     }
 }

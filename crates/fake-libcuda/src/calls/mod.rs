@@ -10,7 +10,6 @@ mod event;
 mod memory;
 mod module;
 mod stream;
-mod testing;
 
 pub(crate) const SYMBOLS: &[&[&str]] = &[
     checkpoint::SYMBOLS,

@@ -3,11 +3,11 @@
 use std::ffi::c_uint;
 
 use crate::abi::{Code, Image, Name, Out, Params, Unused};
-use crate::context::current;
+use crate::current::current;
 use crate::entry::entries;
+use crate::handle::{Handle, HandleKind, new_handle};
 use crate::kernels::{self, Launch};
 use crate::module::{Function, Module, entries as entries_of};
-use crate::state::{Handle, HandleKind};
 
 /// Maximum threads per block.
 const THREADS_MAX: u64 = 1024;
@@ -18,7 +18,7 @@ entries! {
         let current = current()?;
         let entries = entries_of(&image.text()?)?;
         let mut tables = current.state.tables();
-        let handle = tables.new_handle(HandleKind::Module);
+        let handle = new_handle(HandleKind::Module);
         tables.modules.insert(handle, Module { context: current.context, entries });
         module.set(handle)
     }
@@ -39,7 +39,7 @@ entries! {
             return Err(Code::NOT_FOUND);
         }
         let made = Function { context: found.context, module, name };
-        let handle = tables.new_handle(HandleKind::Function);
+        let handle = new_handle(HandleKind::Function);
         tables.functions.insert(handle, made);
         function.set(handle)
     }

@@ -8,10 +8,10 @@ use poorwill_core::{Driver, StreamId};
 use super::context::{PRIORITY_HIGHEST, PRIORITY_LOWEST};
 use crate::abi::{CallResult, Code, HostFn, InOut, Out, Unused, UserData};
 use crate::capture;
-use crate::context::current;
+use crate::current::current;
 use crate::entry::{entries, run_host_function};
+use crate::handle::{Handle, HandleKind, new_handle};
 use crate::queue::Stream;
-use crate::state::{Handle, HandleKind};
 
 /// `CU_STREAM_NON_BLOCKING`, the only flag.
 const FLAGS: c_uint = 1;
@@ -31,9 +31,9 @@ entries! {
 
     call cuStreamDestroy_v2(stream: Handle) {
         let current = current()?;
-        current.check_runs(stream)?;
+        current.state.tables().captures.check_runs(stream)?;
         let gone = current.state.tables().streams.remove(&stream).ok_or(Code::INVALID_HANDLE)?;
-        let device = &current.state.devices[gone.device];
+        let device = &current.state.devices()[gone.device];
         if gone.is_idle(device)? {
             return Ok(device.host.stream_destroy(gone.id)?);
         }
@@ -49,10 +49,10 @@ entries! {
 
     look cuStreamSynchronize(stream: Handle) {
         let current = current()?;
-        current.check_runs(stream)?;
-        current.state.check_may_wait()?;
-        let stream = current.state.any_stream(&current, stream)?;
-        let device = &current.state.devices[stream.device];
+        current.state.tables().captures.check_runs(stream)?;
+        current.state.tables().captures.check_may_wait()?;
+        let stream = current.any_stream(stream)?;
+        let device = &current.state.devices()[stream.device];
         stream.wait(device)?;
         device.check()
     }
@@ -71,7 +71,7 @@ entries! {
             (Some(_), there) if captured == there => return Ok(()),
             (Some(_), _) => {
                 // The graph would depend on work outside it.
-                tables.invalidate_stream(handle);
+                tables.captures.invalidate_stream(handle);
                 return Err(Code::STREAM_CAPTURE_ISOLATION);
             }
             (None, Some(_)) => return Err(Code::NOT_SUPPORTED),
@@ -85,7 +85,7 @@ entries! {
 
     call cuStreamGetCtx(stream: Handle, context: Out<Handle>) {
         let current = current()?;
-        context.set(current.state.any_stream(&current, stream)?.context)
+        context.set(current.any_stream(stream)?.context)
     }
 
     call cuStreamIsCapturing(stream: Handle, status: Out<c_int>) {
@@ -150,7 +150,7 @@ fn create(stream: &Out<Handle>, flags: c_uint) -> CallResult {
         in_flight: std::sync::Arc::default(),
     };
     let mut tables = current.state.tables();
-    let handle = tables.new_handle(HandleKind::Stream);
+    let handle = new_handle(HandleKind::Stream);
     tables.streams.insert(handle, made);
     stream.set(handle)
 }

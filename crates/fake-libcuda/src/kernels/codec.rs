@@ -9,7 +9,7 @@ use poorwill_driver::cuda::{DIGEST_LEAVES_MAX, DIGEST_LEAVES_MIN};
 
 use super::launch::{Launch, Prepared};
 use crate::abi::{CallResult, Code, Params};
-use crate::memory::{self, HOST_WINDOW};
+use crate::memory::HOST_WINDOW;
 use crate::state;
 
 /// Maximum threads per block, as in the entries' `maxntid`.
@@ -110,8 +110,8 @@ impl CodecArrays {
             return Err(Code::MISALIGNED_ADDRESS);
         }
         let (state, count) = (state::get()?, count as usize);
-        let at = memory::host_address(state, entries, 8 * ENTRY_WORDS * count)?;
-        let results = memory::host_address(state, results, result_bytes * count)?;
+        let at = state.host_address(entries, 8 * ENTRY_WORDS * count)?;
+        let results = state.host_address(results, result_bytes * count)?;
         let word = |nth: usize| {
             let from = ptr::with_exposed_provenance::<[u8; 8]>(at + 8 * nth);
             // SAFETY: F4, the array is registered, and the caller keeps it until the kernel has finished.
@@ -132,7 +132,7 @@ impl Places {
             return Err(Code::MISALIGNED_ADDRESS);
         }
         if address & HOST_WINDOW != 0 {
-            return memory::host_address(state::get()?, address, len);
+            return state::get()?.host_address(address, len);
         }
         self.ranges.push(DeviceRange::new(address, len as u64));
         usize::try_from(address).map_err(|_| Code::ILLEGAL_ADDRESS)

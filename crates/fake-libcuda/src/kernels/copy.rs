@@ -7,7 +7,7 @@ use poorwill_driver::cuda::COPY_PAGE_BYTES;
 
 use super::launch::{Launch, Prepared};
 use crate::abi::{CallResult, Code, Params};
-use crate::memory::{self, HOST_WINDOW};
+use crate::memory::HOST_WINDOW;
 use crate::state;
 
 /// Maximum threads per block, as in the entry's `maxntid`.
@@ -34,7 +34,7 @@ pub(super) fn prepare(params: &Params, launch: &Launch) -> CallResult<Prepared> 
     let len = usize::try_from(bytes).map_err(|_| Code::ILLEGAL_ADDRESS)?;
     let mut pointer = |address: u64| -> CallResult<usize> {
         if address & HOST_WINDOW != 0 {
-            return memory::host_address(state::get()?, address, len);
+            return state::get()?.host_address(address, len);
         }
         ranges.push(DeviceRange::new(address, bytes));
         usize::try_from(address).map_err(|_| Code::ILLEGAL_ADDRESS)

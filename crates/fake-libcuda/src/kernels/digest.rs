@@ -8,7 +8,7 @@ use poorwill_driver::cuda::{DIGEST_LEAVES_MAX, DIGEST_LEAVES_MIN};
 
 use super::launch::{Launch, Prepared};
 use crate::abi::{CallResult, Code, Params};
-use crate::memory::{self, HOST_WINDOW};
+use crate::memory::HOST_WINDOW;
 use crate::state;
 
 // Maximum threads per block, as in the entries' `maxntid`.
@@ -51,8 +51,8 @@ fn prepare_within(threads_max: u32, params: &Params, launch: &Launch) -> CallRes
     }
     let state = state::get()?;
     let arrays = Arrays {
-        granules: memory::host_address(state, granules, 8 * blocks as usize)?,
-        digests: memory::host_address(state, digests, 16 * blocks as usize)?,
+        granules: state.host_address(granules, 8 * blocks as usize)?,
+        digests: state.host_address(digests, 16 * blocks as usize)?,
         granule_bytes,
     };
     let addresses: Vec<u64> = (0..blocks as usize).map(|nth| arrays.address(nth)).collect();
@@ -63,7 +63,7 @@ fn prepare_within(threads_max: u32, params: &Params, launch: &Launch) -> CallRes
             return Err(Code::MISALIGNED_ADDRESS);
         }
         if *address & HOST_WINDOW != 0 {
-            pointers.push(memory::host_address(state, *address, granule_bytes)?);
+            pointers.push(state.host_address(*address, granule_bytes)?);
         } else {
             match ranges.last_mut().filter(|range| range.end() == *address) {
                 Some(before) => before.bytes += granule_bytes as u64,

@@ -1,12 +1,8 @@
 //! `Arena`: device memory that can sleep and wake.
 
 mod backup_view;
-mod current;
 mod hold;
 mod preparation;
-mod registry;
-pub(crate) mod report;
-pub(crate) mod request;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,18 +14,17 @@ use pyo3::types::{PyByteArray, PyDict, PyString};
 
 use self::backup_view::BackupView;
 use self::hold::Hold;
-use self::preparation::{Preparation, RunningPreparation};
-pub(crate) use self::registry::{ArenaError, Opened, device as device_for_host_memory};
-use self::registry::{ArenaOptions, Entry};
-pub(crate) use self::report::SleepReport;
-use self::report::{LostRange, Stats, WakeReport};
-use self::request::Declaration;
+pub(crate) use self::preparation::Preparation;
 use crate::block::{Block, Dtype};
 use crate::budget::{Budget, cap};
 use crate::decision::{Decision, Group};
 use crate::device;
 use crate::errors::{failed, invalid};
 use crate::process::ProcessLocal;
+use crate::registry::{self, ArenaError, ArenaOptions, Entry, Opened};
+use crate::report::{self, LostRange, SleepReport, Stats, WakeReport};
+use crate::request::{self, Declaration};
+use crate::running::RunningPreparation;
 use crate::sizes::size_of;
 use crate::torch;
 
@@ -38,8 +33,6 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Preparation>()?;
     module.add_class::<Hold>()?;
     module.add_class::<BackupView>()?;
-    report::register(module)?;
-    current::register(module)?;
     module.add_function(wrap_pyfunction!(arena, module)?)?;
     let at_exit = wrap_pyfunction!(end_preparations, module)?;
     module.py().import("atexit")?.call_method1("register", (at_exit,)).map(drop)
@@ -54,7 +47,7 @@ fn end_preparations(py: Python<'_>) {
 }
 
 /// Name of an arena that is opened without one.
-const DEFAULT: &str = "default";
+pub(crate) const DEFAULT: &str = "default";
 
 /// Opens an arena, or finds the open one: device memory that can sleep and wake.
 ///
@@ -87,7 +80,7 @@ const DEFAULT: &str = "default";
     compress=None, disk=None, disk_limit=None
 ))]
 #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
-fn arena(
+pub(crate) fn arena(
     py: Python<'_>,
     device: Option<&Bound<'_, PyAny>>,
     name: &str,
@@ -147,7 +140,7 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    fn new(entry: Arc<Entry>) -> Self {
+    pub(crate) fn new(entry: Arc<Entry>) -> Self {
         let (name, device) = (entry.name().to_owned(), entry.device().clone());
         Self { name, device, entry: ProcessLocal::new(entry) }
     }
@@ -155,10 +148,6 @@ impl Arena {
     /// Fails if it was closed, and in a fork of the process that opened it.
     pub(crate) fn opened(&self) -> PyResult<Arc<Opened>> {
         self.entry.get()?.opened()
-    }
-
-    pub(crate) fn spec(&self) -> &DeviceSpec {
-        &self.device
     }
 
     pub(crate) fn is_open(&self) -> PyResult<bool> {
@@ -181,7 +170,7 @@ impl Arena {
         py: Python<'_>,
         act: impl FnOnce(&poorwill::Arena) -> Result<T, PoolError> + Send,
     ) -> PyResult<T> {
-        torch::settle(py, self)?;
+        torch::settle(py, self.entry.get()?)?;
         self.with(py, act)
     }
 }
@@ -203,15 +192,15 @@ impl Arena {
     /// Most that it may map.
     #[getter]
     fn limit_bytes(&self) -> PyResult<u64> {
-        Ok(self.opened()?.arena.limit_bytes())
+        Ok(self.opened()?.arena().limit_bytes())
     }
 
     /// The budget that the limit came from, with its current claims.
     #[getter]
     fn budget(&self) -> PyResult<Budget> {
         let opened = self.opened()?;
-        let envelope = opened.arena.envelope().clone();
-        Ok(Budget::shared(opened.device.clone(), opened.budget.clone(), envelope))
+        let envelope = opened.arena().envelope().clone();
+        Ok(Budget::shared(opened.device().clone(), opened.budget().clone(), envelope))
     }
 
     /// Allocates a block for an array; its bytes are unspecified.
@@ -244,7 +233,7 @@ impl Arena {
     /// Raises TagError for an unknown tag or one whose bytes are undefined, and SleepError when the sleep
     /// failed. Raises UndoneError where another rank could not sleep, or was not heard of in time.
     #[pyo3(signature = (level=1, tags=None, *, unused=None, decision=None, undo_after=None))]
-    fn sleep(
+    pub(crate) fn sleep(
         &self,
         py: Python<'_>,
         level: i64,
@@ -285,7 +274,7 @@ impl Arena {
         tags=None, *, verify=None, accept_losses=false, timeout=None, decision=None, undo_after=None
     ))]
     #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
-    fn wake(
+    pub(crate) fn wake(
         &self,
         py: Python<'_>,
         tags: Option<&Bound<'_, PyAny>>,
@@ -310,7 +299,7 @@ impl Arena {
     /// Drops the bytes of tags, awake or asleep, with their backups, whatever their policy.
     ///
     /// They then sleep; a wake gives them what their policy says of dropped memory.
-    fn discard(&self, py: Python<'_>, tags: &Bound<'_, PyAny>) -> PyResult<SleepReport> {
+    pub(crate) fn discard(&self, py: Python<'_>, tags: &Bound<'_, PyAny>) -> PyResult<SleepReport> {
         let tags = request::named_tags(tags)?;
         self.settled(py, |arena| arena.discard(&tags)).map(SleepReport::from)
     }
@@ -318,7 +307,7 @@ impl Arena {
     /// Marks tags as written again after their bytes were dropped or lost.
     ///
     /// Returns the tags that were undefined until now.
-    fn mark_restored(&self, py: Python<'_>, tags: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+    pub(crate) fn mark_restored(&self, py: Python<'_>, tags: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
         let tags = request::named_tags(tags)?;
         let restored = self.with(py, |arena| arena.mark_restored(&tags))?;
         Ok(restored.iter().map(Tag::to_string).collect())
@@ -336,14 +325,14 @@ impl Arena {
     ///
     /// The sleep then copies only what changed since. All memory stays usable meanwhile.
     #[pyo3(signature = (level=1, tags=None))]
-    fn prepare_sleep(
+    pub(crate) fn prepare_sleep(
         &self,
         py: Python<'_>,
         level: i64,
         tags: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Preparation> {
         let request = SleepRequest::all(request::level(level)?).choosing(request::tags(tags)?);
-        torch::settle(py, self)?;
+        torch::settle(py, self.entry.get()?)?;
         let opened = self.opened()?;
         let begun = py.detach(move || {
             let begun = RunningPreparation::new(opened.with(|arena| arena.prepare_sleep(&request))?);
@@ -357,7 +346,7 @@ impl Arena {
     ///
     /// It is "awake", "asleep_backed_up" or "asleep_dropped". "undefined" is awake, but dropped by a sleep
     /// and not restored since. "stranded" is asleep with its memory, after a sleep that could not be undone.
-    fn state<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+    pub(crate) fn state<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.with(py, poorwill::Arena::stats)?;
         let states = PyDict::new(py);
         let mut tags = stats.tags.iter();
@@ -366,7 +355,7 @@ impl Arena {
     }
 
     /// Current figures.
-    fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
+    pub(crate) fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
         self.with(py, poorwill::Arena::stats).map(Stats::from)
     }
 
@@ -379,7 +368,7 @@ impl Arena {
     /// Releases all memory that serves no byte and that no hold keeps.
     ///
     /// Waits for work that may still use it. Returns the bytes released.
-    fn trim(&self, py: Python<'_>) -> PyResult<u64> {
+    pub(crate) fn trim(&self, py: Python<'_>) -> PyResult<u64> {
         self.settled(py, poorwill::Arena::trim)
     }
 
@@ -390,7 +379,7 @@ impl Arena {
     ///
     /// Raises TagError, with nothing changed, for a named tag that sleeps with a backup.
     #[pyo3(signature = (tags=None))]
-    fn drop_backups(&self, py: Python<'_>, tags: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
+    pub(crate) fn drop_backups(&self, py: Python<'_>, tags: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
         let tags = request::tags(tags)?;
         self.with(py, |arena| arena.drop_backups(tags.as_deref()))
     }
@@ -502,7 +491,7 @@ impl Arena {
     ///
     /// Needs PyTorch. See `poorwill.torch`.
     #[pyo3(signature = (tag="weights"))]
-    fn pool<'py>(slf: &Bound<'py, Self>, tag: &str) -> PyResult<Bound<'py, PyAny>> {
+    pub(crate) fn pool<'py>(slf: &Bound<'py, Self>, tag: &str) -> PyResult<Bound<'py, PyAny>> {
         let torch = slf.py().import("poorwill.torch")?;
         torch.call_method1("Pool", (slf, tag))
     }
@@ -510,7 +499,7 @@ impl Arena {
     /// A pool for `torch.cuda.graph` that takes graph memory from this arena.
     ///
     /// Needs PyTorch. See `poorwill.torch`.
-    fn graph_pool<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+    pub(crate) fn graph_pool<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         slf.py().import("poorwill.torch")?.call_method1("graph_pool", (slf,))
     }
 
@@ -522,7 +511,7 @@ impl Arena {
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let entry = self.entry.get()?;
         // PyTorch may be broken by an error of the device; close the arena all the same.
-        let settled = torch::settle(py, self);
+        let settled = torch::settle(py, self.entry.get()?);
         py.detach(|| entry.close()).map_err(|error| failed(py, &error))?;
         settled
     }
@@ -542,7 +531,7 @@ impl Arena {
         };
         match entry.opened() {
             Ok(opened) => {
-                let limit = ByteSize(opened.arena.limit_bytes());
+                let limit = ByteSize(opened.arena().limit_bytes());
                 format!("<poorwill.Arena {name} on {device}: at most {limit}>")
             }
             Err(_) => format!("<poorwill.Arena {name} on {device}: closed>"),

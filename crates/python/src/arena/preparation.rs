@@ -1,76 +1,18 @@
 //! `Preparation`: backups that run in the background.
-//!
-//! An arena knows its own, so that none still runs when the process ends.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use poorwill::{ByteSize, PoolError, PrepareProgress, PrepareReport as Done};
+use poorwill::{ByteSize, PoolError, PrepareProgress};
 use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
 
-use super::report::PrepareReport;
-use super::request;
 use crate::errors::failed;
 use crate::process::ProcessLocal;
-
-/// Longest delay of a poll, and so of a signal handler.
-const POLL_INTERVAL_MAX: Duration = Duration::from_millis(20);
-
-#[derive(Debug)]
-pub(super) struct RunningPreparation(Mutex<PreparationState>);
-
-#[derive(Debug)]
-struct PreparationState {
-    /// None once its end was seen.
-    running: Option<poorwill::Preparation>,
-    progress: PrepareProgress,
-    outcome: Option<PreparationOutcome>,
-}
-
-type PreparationOutcome = Result<Done, Arc<PoolError>>;
-
-impl RunningPreparation {
-    pub(super) fn new(preparation: poorwill::Preparation) -> Arc<Self> {
-        let progress = preparation.progress();
-        Arc::new(Self(Mutex::new(PreparationState { running: Some(preparation), progress, outcome: None })))
-    }
-
-    pub(super) fn cancel(&self) {
-        if let Some(preparation) = &self.poll().running {
-            preparation.cancel();
-        }
-    }
-
-    pub(super) fn is_ended(&self) -> bool {
-        self.poll().running.is_none()
-    }
-
-    pub(super) fn wait_until_ended(&self) {
-        // By polling, since `Preparation.wait` may wait for the same one.
-        let mut pause = Duration::from_millis(1);
-        while !self.is_ended() {
-            thread::sleep(pause);
-            pause = (pause * 2).min(POLL_INTERVAL_MAX);
-        }
-    }
-
-    /// The current state. No caller waits while it holds this lock.
-    fn poll(&self) -> MutexGuard<'_, PreparationState> {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(preparation) = state.running.take() {
-            state.progress = preparation.progress();
-            if state.progress.is_ended {
-                // Returns at once, since it has ended.
-                state.outcome = Some(preparation.wait().map_err(Arc::new));
-            } else {
-                state.running = Some(preparation);
-            }
-        }
-        state
-    }
-}
+use crate::report::PrepareReport;
+use crate::request;
+use crate::running::{POLL_INTERVAL_MAX, RunningPreparation};
 
 /// Backups in the background, so that a later sleep copies only what changed since.
 ///
@@ -86,7 +28,7 @@ impl Preparation {
     }
 
     fn progress(&self) -> PyResult<PrepareProgress> {
-        Ok(self.0.get()?.poll().progress)
+        Ok(self.0.get()?.progress())
     }
 }
 
@@ -139,9 +81,9 @@ impl Preparation {
             py.check_signals()?;
             pause = (pause * 2).min(POLL_INTERVAL_MAX);
         }
-        match &running.poll().outcome {
-            Some(Ok(report)) => Ok(PrepareReport::from(report.clone())),
-            Some(Err(error)) => Err(failed(py, error)),
+        match running.outcome() {
+            Some(Ok(report)) => Ok(PrepareReport::from(report)),
+            Some(Err(error)) => Err(failed(py, &error)),
             None => Err(failed(py, &PoolError::Poisoned)),
         }
     }

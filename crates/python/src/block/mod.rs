@@ -12,9 +12,9 @@ use pyo3::types::{PyCapsule, PyTuple};
 
 use self::dlpack::Layout;
 pub(crate) use self::dtype::Dtype;
-use crate::arena::{ArenaError, Opened};
 use crate::errors::{closed, failed, invalid, wrong_type};
 use crate::process::{ProcessLocal, ProcessOwned};
+use crate::registry::{ArenaError, Opened};
 use crate::sizes::whole_number;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -32,7 +32,7 @@ impl Drop for Memory {
     fn drop(&mut self) {
         if self.opened.is_here() {
             // Only a broken arena can refuse: a block is freed once, by its own arena.
-            let _ = self.opened.arena.free(self.block.id);
+            let _ = self.opened.arena().free(self.block.id);
         }
     }
 }
@@ -66,7 +66,7 @@ impl Block {
     ) -> PyResult<Self> {
         let shape = shape_of(shape)?;
         let bytes = bytes_of(&shape, dtype)?;
-        let device = opened.device.spec().clone();
+        let device = opened.device().spec().clone();
         let request = AllocRequest::new(bytes, tag.clone());
         let taken = py.detach(move || {
             let block = opened.with(|arena| arena.alloc(&request))?;

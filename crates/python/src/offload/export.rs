@@ -6,11 +6,11 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyCapsule, PyString};
 
-use crate::arena::device_for_host_memory;
 use crate::block::Dtype;
 use crate::block::dlpack::{self, Keepalive, Layout};
 use crate::device;
 use crate::errors::{invalid, out_of_host_memory, refused, wrong_type};
+use crate::registry;
 
 pub(super) fn driver_error(py: Python<'_>, error: &DriverError) -> PyErr {
     match &error.kind {
@@ -27,7 +27,7 @@ pub(super) fn switches() -> PyResult<Switches> {
 pub(super) fn opened(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Device> {
     let any_size = device.is_some_and(|device| device.cast::<PyString>().is_ok_and(|text| text == "host"));
     let spec = device::named(device, py)?;
-    device_for_host_memory(py, &spec, any_size)
+    registry::device(py, &spec, any_size)
 }
 
 pub(super) fn pin_of(pin: &Bound<'_, PyAny>) -> PyResult<BufferPin> {

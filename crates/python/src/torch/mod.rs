@@ -8,59 +8,23 @@ mod route;
 mod segments;
 mod symbols;
 
-use poorwill::{DeviceRange, Tag};
+use poorwill::DeviceRange;
 use pyo3::prelude::*;
 
-use self::route::routes;
+pub(crate) use self::route::routes;
 use self::segments::SegmentSerial;
-use crate::arena::Arena;
-use crate::errors::{failed, invalid, refused};
+pub(crate) use self::symbols::addresses;
+use crate::errors::{failed, refused};
+use crate::registry::Entry;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_function(wrap_pyfunction!(torch_allocator, module)?)?;
-    module.add_function(wrap_pyfunction!(torch_make_default, module)?)?;
     module.add_function(wrap_pyfunction!(pending_call::torch_call_afterwards, module)?)?;
-    module.add_function(wrap_pyfunction!(torch_leave_uncut, module)?)?;
     module.add_function(wrap_pyfunction!(torch_moment, module)?)?;
     module.add_function(wrap_pyfunction!(torch_carve, module)?)?;
     module.add_function(wrap_pyfunction!(torch_segments, module)?)?;
     module.add_function(wrap_pyfunction!(torch_has_segment_at, module)?)?;
-    module.add_function(wrap_pyfunction!(torch_tag_at, module)?)?;
-    module.add_function(wrap_pyfunction!(torch_set_cached_max, module)?)?;
-    module.add_function(wrap_pyfunction!(torch_set_margin, module)?)?;
-    module.add_function(wrap_pyfunction!(torch_trim, module)?)?;
     module.add_function(wrap_pyfunction!(torch_refusal, module)?)?;
     module.add_function(wrap_pyfunction!(make_immortal, module)?)
-}
-
-/// Addresses of two C functions, alloc and free, for segments of a tag of an arena.
-#[pyfunction]
-fn torch_allocator(py: Python<'_>, arena: &Bound<'_, Arena>, tag: &str) -> PyResult<(usize, usize)> {
-    let number = route_to(py, arena, tag)?;
-    symbols::addresses(number).ok_or_else(|| refused("no function is left for another tag"))
-}
-
-/// Makes the symbol `poorwill_alloc` serve a tag of an arena, for the arena's device.
-#[pyfunction]
-fn torch_make_default(py: Python<'_>, arena: &Bound<'_, Arena>, tag: &str) -> PyResult<()> {
-    routes().make_default(route_to(py, arena, tag)?);
-    Ok(())
-}
-
-fn route_to(py: Python<'_>, arena: &Bound<'_, Arena>, tag: &str) -> PyResult<usize> {
-    let tag = Tag::new(tag).map_err(invalid)?;
-    let opened = arena.get().opened()?;
-    // May drop a closed arena's last reference, which waits for the device.
-    py.detach(move || routes().to(&opened, &tag)).map_err(refused)
-}
-
-/// Begins or ends a scope in which PyTorch frees a tag's large segments whole.
-#[pyfunction]
-fn torch_leave_uncut(py: Python<'_>, arena: &Bound<'_, Arena>, tag: &str, begins: bool) -> PyResult<()> {
-    if begins || arena.get().is_open()? {
-        routes().leave_uncut(route_to(py, arena, tag)?, begins);
-    }
-    Ok(())
 }
 
 /// Serial number of the latest segment, for `torch_carve`.
@@ -101,50 +65,23 @@ fn torch_has_segment_at(py: Python<'_>, addr: u64) -> bool {
     py.detach(|| routes().begins_at(addr))
 }
 
-/// The tag of an arena's segment that an address is in, or None.
-#[pyfunction]
-fn torch_tag_at(py: Python<'_>, arena: &Bound<'_, Arena>, addr: u64) -> PyResult<Option<String>> {
-    let opened = arena.get().opened()?;
-    // May drop a closed arena's last reference, which waits for the device.
-    Ok(py.detach(move || routes().tag_at(&opened, addr)).map(|tag| tag.to_string()))
-}
-
-/// Sets how many bytes every request for a segment has to leave free on the device.
-#[pyfunction]
-fn torch_set_margin(arena: &Bound<'_, Arena>, margin_bytes: u64) -> PyResult<()> {
-    arena.get().opened()?.set_margin_bytes(margin_bytes);
-    Ok(())
-}
-
-/// Sets how many unused bytes an arena may keep mapped.
-#[pyfunction]
-fn torch_set_cached_max(py: Python<'_>, arena: &Bound<'_, Arena>, max_bytes: Option<u64>) -> PyResult<()> {
-    arena.get().with(py, |arena| arena.set_cached_max_bytes(max_bytes))
-}
-
-/// `Arena.trim`, without asking PyTorch to free its cache first.
-#[pyfunction]
-fn torch_trim(py: Python<'_>, arena: &Bound<'_, Arena>) -> PyResult<u64> {
-    arena.get().with(py, poorwill::Arena::trim)
-}
-
 /// Before a sleep, a trim or a close: PyTorch's pools release their cache, and the arena learns the streams
 /// that graphs are likely captured on.
-pub(crate) fn settle(py: Python<'_>, arena: &Arena) -> PyResult<()> {
-    if !arena.is_open()? {
+pub(crate) fn settle(py: Python<'_>, entry: &Entry) -> PyResult<()> {
+    if !entry.is_open() {
         return Ok(());
     }
     let modules = py.import("sys")?.getattr("modules")?;
     let Ok(pools) = modules.get_item("poorwill.torch") else { return Ok(()) };
     // During its import functions may be missing, and no pool is in use.
     let Some(settle) = pools.getattr_opt("settle")? else { return Ok(()) };
-    let streams: Vec<usize> = settle.call1((arena.spec().id(),))?.extract()?;
+    let streams: Vec<usize> = settle.call1((entry.device().id(),))?.extract()?;
     // If it was closed meanwhile, the next call fails with that.
-    let Ok(opened) = arena.opened() else { return Ok(()) };
+    let Ok(opened) = entry.opened() else { return Ok(()) };
     // May drop a closed arena's last reference, which waits for the device and would break a capture.
     py.detach(move || {
         streams.iter().try_for_each(|stream| route::adopt_stream(&opened, *stream).map(drop))?;
-        if matches!(opened.arena.driver().capturing(), Ok(None)) {
+        if matches!(opened.arena().driver().capturing(), Ok(None)) {
             drop(routes().take_closed());
         }
         Ok(())

@@ -12,7 +12,7 @@ use poorwill::{AllocRequest, Block, DeviceRange, DeviceSpec, PoolError, StreamId
 
 use super::pending_call;
 use super::segments::{SegmentSerial, SegmentTable};
-use crate::arena::{ArenaError, Opened};
+use crate::registry::{ArenaError, Opened};
 
 /// Most routes in the life of a process.
 pub(super) const ROUTES_MAX: usize = 256;
@@ -26,7 +26,7 @@ const REUSE_TIMEOUT: Duration = Duration::from_millis(250);
 /// A forked child has none. It allocates and frees nothing, and takes no lock, which a thread that does not
 /// exist there might hold.
 #[derive(Debug)]
-pub(super) struct Routes {
+pub(crate) struct Routes {
     /// The owning process; 0 before the first route.
     process: AtomicU32,
     routes: [OnceLock<Route>; ROUTES_MAX],
@@ -59,7 +59,7 @@ struct Route {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum RouteError {
+pub(crate) enum RouteError {
     #[error("{device} is no GPU: PyTorch's tensors need an arena on one, like poorwill.arena(\"cuda:0\")")]
     NotGpu { device: DeviceSpec },
     #[error(
@@ -78,11 +78,11 @@ pub(super) enum RouteError {
      as multiprocessing's \"spawn\" does",
     process::id()
 )]
-pub(super) struct Forked {
+pub(crate) struct Forked {
     owner: u32,
 }
 
-pub(super) fn routes() -> &'static Routes {
+pub(crate) fn routes() -> &'static Routes {
     static ROUTES: OnceLock<Routes> = OnceLock::new();
     ROUTES.get_or_init(|| Routes {
         process: AtomicU32::new(0),
@@ -109,9 +109,9 @@ impl Routes {
     }
 
     /// The number of the route to a tag, created on first use.
-    pub(super) fn to(&self, opened: &Arc<Opened>, tag: &Tag) -> Result<usize, RouteError> {
-        let DeviceSpec::Cuda { ordinal } = *opened.device.spec() else {
-            return Err(RouteError::NotGpu { device: opened.device.spec().clone() });
+    pub(crate) fn to(&self, opened: &Arc<Opened>, tag: &Tag) -> Result<usize, RouteError> {
+        let DeviceSpec::Cuda { ordinal } = *opened.device().spec() else {
+            return Err(RouteError::NotGpu { device: opened.device().spec().clone() });
         };
         self.own_by_this_process()?;
         let mut count = lock(&self.count);
@@ -154,14 +154,14 @@ impl Routes {
         }
     }
 
-    pub(super) fn make_default(&self, number: usize) {
+    pub(crate) fn make_default(&self, number: usize) {
         let route = self.routes.get(number).and_then(OnceLock::get).filter(|_| self.is_here());
         if let Some(route) = route {
             lock(&self.by_device).insert(route.ordinal, number);
         }
     }
 
-    pub(super) fn leave_uncut(&self, number: usize, begins: bool) {
+    pub(crate) fn leave_uncut(&self, number: usize, begins: bool) {
         if let Some(route) = self.routes.get(number).and_then(OnceLock::get).filter(|_| self.is_here()) {
             if begins {
                 route.uncut.fetch_add(1, Ordering::Relaxed);
@@ -217,7 +217,7 @@ impl Routes {
         self.is_here() && self.table.begins_at(addr)
     }
 
-    pub(super) fn tag_at(&self, opened: &Arc<Opened>, addr: u64) -> Option<Tag> {
+    pub(crate) fn tag_at(&self, opened: &Arc<Opened>, addr: u64) -> Option<Tag> {
         if self.is_here() { self.table.tag_at(opened, addr) } else { None }
     }
 
@@ -287,7 +287,7 @@ impl Route {
             Err(ArenaError::Pool(error)) => {
                 if matches!(error, PoolError::DeviceFull { .. }) {
                     // Others may need the rest of the device. The next trim reports an error of this one.
-                    let _ = opened.arena.trim();
+                    let _ = opened.arena().trim();
                 }
                 Err(chain(&error))
             }
@@ -311,7 +311,9 @@ fn is_one_block(bytes: u64) -> bool {
 }
 
 pub(super) fn adopt_stream(opened: &Opened, stream: usize) -> Result<StreamId, String> {
-    let Some(gpu) = opened.device.cuda() else { return Err(format!("{} is no GPU", opened.device.spec())) };
+    let Some(gpu) = opened.device().cuda() else {
+        return Err(format!("{} is no GPU", opened.device().spec()));
+    };
     // SAFETY: P5.
     unsafe { gpu.adopt_stream(stream) }.map_err(|error| error.to_string())
 }

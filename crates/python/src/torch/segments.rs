@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use poorwill::{Block, DeviceRange, DeviceSpec, PoolError, Tag};
 
-use crate::arena::Opened;
+use crate::registry::Opened;
 
 #[derive(Debug)]
 struct Segment {
@@ -22,7 +22,7 @@ struct Segment {
 
 impl Segment {
     fn is_on(&self, gpu: u32) -> bool {
-        matches!(self.opened.device.spec(), DeviceSpec::Cuda { ordinal } if *ordinal == gpu)
+        matches!(self.opened.device().spec(), DeviceSpec::Cuda { ordinal } if *ordinal == gpu)
     }
 }
 
@@ -60,7 +60,7 @@ impl SegmentTable {
         let Segment { opened, parts, .. } = segment;
         let mut failed = None;
         for part in parts {
-            failed = failed.or(opened.arena.free(part.id).err());
+            failed = failed.or(opened.arena().free(part.id).err());
         }
         if opened.is_closed() {
             self.keep_closed(opened);
@@ -101,7 +101,7 @@ impl SegmentTable {
         if segment.serial > serial.0 {
             return Ok(0);
         }
-        let granule_bytes = segment.opened.arena.driver().info().granule_bytes;
+        let granule_bytes = segment.opened.arena().driver().info().granule_bytes;
         // The first granule stays: another segment could get its address.
         let first_end = (range.addr - range.addr % granule_bytes).saturating_add(granule_bytes);
         let (mut carved_bytes, mut failed) = (0, None);
@@ -111,7 +111,7 @@ impl SegmentTable {
             while let Some(part) = segment.parts.get(at) {
                 let overlap = common(&part.range, &hole, first_end);
                 let carved =
-                    overlap.map(|overlap| (overlap, segment.opened.arena.free_part(part.id, overlap)));
+                    overlap.map(|overlap| (overlap, segment.opened.arena().free_part(part.id, overlap)));
                 at += match carved {
                     None => 1,
                     Some((overlap, Ok(rest))) => {

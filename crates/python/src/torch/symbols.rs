@@ -86,7 +86,7 @@ static ALLOC: [[Alloc; 16]; ROUTES_MAX / 16] = [
 ];
 
 /// The alloc and free functions of a route.
-pub(super) fn addresses(route: usize) -> Option<(usize, usize)> {
+pub(crate) fn addresses(route: usize) -> Option<(usize, usize)> {
     let alloc = *ALLOC.get(route / 16)?.get(route % 16)?;
     let free: extern "C" fn(*mut c_void, isize, c_int, *mut c_void) = poorwill_free;
     Some((alloc as usize, free as usize))

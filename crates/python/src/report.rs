@@ -9,9 +9,9 @@ use pyo3::exceptions::{PyAttributeError, PyDeprecationWarning};
 use pyo3::prelude::*;
 use serde::Serialize;
 
-use crate::errors::refused;
+use crate::exceptions::refused;
 
-pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<SleepReport>()?;
     module.add_class::<SleepPhases>()?;
     module.add_class::<WakeReport>()?;
@@ -79,11 +79,11 @@ macro_rules! report {
 
             /// Plain values, like the command line's JSON.
             fn as_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-                $crate::arena::report::plain(py, &self.0)
+                $crate::report::plain(py, &self.0)
             }
 
             fn __getattr__<'py>(slf: &Bound<'py, Self>, name: &str) -> PyResult<Bound<'py, PyAny>> {
-                $crate::arena::report::renamed(slf.as_any(), name)
+                $crate::report::renamed(slf.as_any(), name)
             }
 
             fn __repr__(&self) -> String {

@@ -5,14 +5,12 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use super::preparation::Preparation;
-use super::registry;
-use super::report::{SleepReport, Stats, WakeReport};
-use super::{Arena, DEFAULT, arena};
-use crate::device;
+use crate::arena::{Arena, DEFAULT, Preparation, arena};
 use crate::errors::refused;
+use crate::report::{SleepReport, Stats, WakeReport};
+use crate::{device, registry};
 
-pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(pool, module)?)?;
     module.add_function(wrap_pyfunction!(graph_pool, module)?)?;
     module.add_function(wrap_pyfunction!(prepare_sleep, module)?)?;

@@ -6,12 +6,28 @@ use std::ops::AddAssign;
 /// The sums over all result lines of test programs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
-    pub(crate) passed: u64,
-    pub(crate) failed: u64,
-    pub(crate) skipped: u64,
+    passed: u64,
+    failed: u64,
+    skipped: u64,
 }
 
 impl Tally {
+    pub(crate) const ONE_PASSED: Self = Self::of(1, 0, 0);
+    pub(crate) const ONE_FAILED: Self = Self::of(0, 1, 0);
+    pub(crate) const ONE_SKIPPED: Self = Self::of(0, 0, 1);
+
+    pub(crate) const fn of(passed: u64, failed: u64, skipped: u64) -> Self {
+        Self { passed, failed, skipped }
+    }
+
+    pub(crate) fn failed(&self) -> u64 {
+        self.failed
+    }
+
+    pub(crate) fn skipped(&self) -> u64 {
+        self.skipped
+    }
+
     /// The number of tests that were run.
     pub(crate) fn all(&self) -> u64 {
         self.passed + self.failed + self.skipped

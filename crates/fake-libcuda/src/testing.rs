@@ -3,7 +3,8 @@
 use std::ffi::c_int;
 
 use crate::abi::{Census, Code, Name, Out};
-use crate::entry::{Requirement, enter, is_symbol};
+use crate::entry::{Requirement, enter};
+use crate::init::is_symbol;
 use crate::{faults, state};
 
 #[allow(non_snake_case)] // A name beside CUDA's.

@@ -21,29 +21,41 @@ use poorwill::{
 };
 use pyo3::prelude::*;
 
-use super::preparation::RunningPreparation;
 use crate::errors::{closed, failed, not_opened, refused};
 use crate::process::ProcessOwned;
+use crate::running::RunningPreparation;
 
 const CLOSE: &str = "close the arena";
 
 /// An open arena, kept by everything that uses its memory.
 #[derive(Debug)]
 pub(crate) struct Opened {
-    pub(crate) name: String,
-    pub(crate) device: Device,
+    name: String,
+    device: Device,
     /// Closed when this is dropped.
-    pub(crate) arena: ProcessOwned<poorwill::Arena>,
+    arena: ProcessOwned<poorwill::Arena>,
     is_closed: AtomicBool,
     /// What PyTorch's requests have to leave free on the device.
     margin_bytes: AtomicU64,
-    pub(super) budget: Budget,
+    budget: Budget,
     preparations: Mutex<Vec<Arc<RunningPreparation>>>,
     /// Claims what the process used before.
     _in_use: ProcessOwned<Option<Claim>>,
 }
 
 impl Opened {
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(crate) fn arena(&self) -> &poorwill::Arena {
+        &self.arena
+    }
+
+    pub(crate) fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
     pub(crate) fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Acquire)
     }
@@ -70,13 +82,13 @@ impl Opened {
         ))
     }
 
-    pub(super) fn add_preparation(&self, begun: &Arc<RunningPreparation>) {
+    pub(crate) fn add_preparation(&self, begun: &Arc<RunningPreparation>) {
         let mut preparations = locked(&self.preparations);
         preparations.retain(|begun| !begun.is_ended());
         preparations.push(Arc::clone(begun));
     }
 
-    pub(super) fn end_preparations(&self) {
+    pub(crate) fn end_preparations(&self) {
         let preparations = mem::take(&mut *locked(&self.preparations));
         preparations.iter().for_each(|begun| begun.cancel());
         preparations.iter().for_each(|begun| begun.wait_until_ended());
@@ -92,17 +104,17 @@ fn closed_message(name: &str, device: &DeviceSpec) -> String {
 
 /// Requested options; None is the current or default one.
 #[derive(Debug)]
-pub(super) struct ArenaOptions {
-    pub(super) device: DeviceSpec,
+pub(crate) struct ArenaOptions {
+    pub(crate) device: DeviceSpec,
     /// Whether the device was named without a size.
-    pub(super) any_size: bool,
-    pub(super) name: String,
-    pub(super) limit: Option<Cap>,
-    pub(super) host_memory: HostMemoryUse,
-    pub(super) peers: Option<Vec<u32>>,
-    pub(super) keep_backups: Option<bool>,
-    pub(super) compress: Option<Compress>,
-    pub(super) disk: Option<DiskConfig>,
+    pub(crate) any_size: bool,
+    pub(crate) name: String,
+    pub(crate) limit: Option<Cap>,
+    pub(crate) host_memory: HostMemoryUse,
+    pub(crate) peers: Option<Vec<u32>>,
+    pub(crate) keep_backups: Option<bool>,
+    pub(crate) compress: Option<Compress>,
+    pub(crate) disk: Option<DiskConfig>,
 }
 
 impl ArenaOptions {
@@ -125,7 +137,7 @@ impl ArenaOptions {
 }
 
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(crate) struct Entry {
     name: String,
     device: DeviceSpec,
     limit: Option<Cap>,
@@ -136,7 +148,7 @@ pub(super) struct Entry {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct DeviceSlot(Mutex<DeviceArenas>);
+pub(crate) struct DeviceSlot(Mutex<DeviceArenas>);
 
 #[derive(Debug, Default)]
 struct DeviceArenas {
@@ -154,7 +166,7 @@ struct Registry {
 
 static REGISTRY: Mutex<Registry> = Mutex::new(Registry { process: 0, slots: BTreeMap::new() });
 
-pub(super) fn open(py: Python<'_>, options: &ArenaOptions) -> PyResult<Arc<Entry>> {
+pub(crate) fn open(py: Python<'_>, options: &ArenaOptions) -> PyResult<Arc<Entry>> {
     let id = options.device.id();
     let slot = with_slots(py, |slots| Arc::clone(slots.entry(id).or_default()));
     py.detach(|| slot.open(options)).map_err(|error| match error {
@@ -169,12 +181,12 @@ pub(crate) fn device(py: Python<'_>, spec: &DeviceSpec, any_size: bool) -> PyRes
     py.detach(|| slot.lock().device_for_host_memory(spec, any_size)).map_err(|error| not_opened(&error))
 }
 
-pub(super) fn find(py: Python<'_>, device: &DeviceSpec, name: &str) -> Option<Arc<Entry>> {
+pub(crate) fn find(py: Python<'_>, device: &DeviceSpec, name: &str) -> Option<Arc<Entry>> {
     let slot = with_slots(py, |slots| slots.get(&device.id()).cloned())?;
     py.detach(|| slot.lock().arenas.get(name).cloned())
 }
 
-pub(super) fn all(py: Python<'_>) -> Vec<Arc<Entry>> {
+pub(crate) fn all(py: Python<'_>) -> Vec<Arc<Entry>> {
     let slots: Vec<Arc<DeviceSlot>> = with_slots(py, |slots| slots.values().cloned().collect());
     let arenas = |slot: &Arc<DeviceSlot>| slot.lock().arenas.values().cloned().collect::<Vec<_>>();
     py.detach(|| slots.iter().flat_map(arenas).collect())
@@ -371,26 +383,26 @@ fn limited(limit: Cap, envelope: &Envelope) -> u64 {
 }
 
 impl Entry {
-    pub(super) fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    pub(super) fn device(&self) -> &DeviceSpec {
+    pub(crate) fn device(&self) -> &DeviceSpec {
         &self.device
     }
 
-    pub(super) fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         locked(&self.opened).is_some()
     }
 
     /// Fails if it was closed.
-    pub(super) fn opened(&self) -> PyResult<Arc<Opened>> {
+    pub(crate) fn opened(&self) -> PyResult<Arc<Opened>> {
         let opened = locked(&self.opened).clone();
         opened.ok_or_else(|| closed(closed_message(&self.name, &self.device)))
     }
 
     /// Refused, with nothing changed, during a stream capture or while a tag is held.
-    pub(super) fn close(self: &Arc<Self>) -> Result<(), PoolError> {
+    pub(crate) fn close(self: &Arc<Self>) -> Result<(), PoolError> {
         let mut on_device = self.slot.lock();
         let opened = {
             let mut entry = locked(&self.opened);

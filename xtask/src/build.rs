@@ -23,7 +23,7 @@ const PRELOAD: &str = "poorwill_preload";
 /// What was built.
 #[derive(Debug)]
 pub(crate) struct Built {
-    pub(super) programs: Vec<Program>,
+    pub(crate) programs: Vec<Program>,
     /// The Python package's native module.
     pub(crate) native: PathBuf,
     /// The library to preload.
@@ -35,13 +35,13 @@ pub(crate) struct Built {
 
 /// One test program.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Program {
-    pub(super) package: String,
+pub(crate) struct Program {
+    pub(crate) package: String,
     /// Cargo's name of the target: `promises`, or the crate's name for unit tests.
-    pub(super) target: String,
+    pub(crate) target: String,
     /// The package's folder, in which its tests run.
-    pub(super) folder: PathBuf,
-    pub(super) path: PathBuf,
+    pub(crate) folder: PathBuf,
+    pub(crate) path: PathBuf,
 }
 
 /// Builds everything.

@@ -15,16 +15,16 @@ use crate::sizes::whole_number;
 const UNUSED: &str = "unused is a sequence of pairs of an address and a length in bytes, each an int";
 const TAGS: &str = "tags are a str, or a sequence of them";
 
-pub(super) fn tag(name: &str) -> PyResult<Tag> {
+pub(crate) fn tag(name: &str) -> PyResult<Tag> {
     name.parse().map_err(invalid)
 }
 
 /// None means all.
-pub(super) fn tags(tags: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<Tag>>> {
+pub(crate) fn tags(tags: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<Tag>>> {
     tags.map(named_tags).transpose()
 }
 
-pub(super) fn named_tags(tags: &Bound<'_, PyAny>) -> PyResult<Vec<Tag>> {
+pub(crate) fn named_tags(tags: &Bound<'_, PyAny>) -> PyResult<Vec<Tag>> {
     if let Ok(name) = tags.cast::<PyString>() {
         return Ok(vec![tag(&name.to_string())?]);
     }
@@ -38,7 +38,7 @@ pub(super) fn named_tags(tags: &Bound<'_, PyAny>) -> PyResult<Vec<Tag>> {
 }
 
 /// Pairs of an address and a length. None means none.
-pub(super) fn unused(pairs: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<DeviceRange>> {
+pub(crate) fn unused(pairs: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<DeviceRange>> {
     let Some(pairs) = pairs else { return Ok(Vec::new()) };
     let Ok(items) = pairs.try_iter() else { return Err(wrong_type(UNUSED, pairs)) };
     let one = |item: PyResult<Bound<'_, PyAny>>| {
@@ -54,7 +54,7 @@ pub(super) fn unused(pairs: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<DeviceRan
     items.map(one).collect()
 }
 
-pub(super) fn level(level: i64) -> PyResult<Level> {
+pub(crate) fn level(level: i64) -> PyResult<Level> {
     match level {
         1 => Ok(Level::One),
         2 => Ok(Level::Two),
@@ -62,12 +62,12 @@ pub(super) fn level(level: i64) -> PyResult<Level> {
     }
 }
 
-pub(super) fn compress(word: &str) -> PyResult<Compress> {
+pub(crate) fn compress(word: &str) -> PyResult<Compress> {
     let known = [("auto", Compress::Auto), ("off", Compress::Off), ("always", Compress::Always)];
     one_of("compress", word, &known)
 }
 
-pub(super) fn wake(
+pub(crate) fn wake(
     tags: Option<&Bound<'_, PyAny>>,
     verify: Option<&str>,
     accept_losses: bool,
@@ -101,15 +101,15 @@ pub(crate) fn timeout(seconds: &Bound<'_, PyAny>) -> PyResult<Duration> {
 
 /// Arguments of `Arena.declare`.
 #[derive(Debug)]
-pub(super) struct Declaration {
+pub(crate) struct Declaration {
     /// None if nothing was given about it.
-    pub(super) policy: Option<TagPolicy>,
-    pub(super) changes: Option<Changes>,
-    pub(super) stored_as: Option<StoredAs>,
+    pub(crate) policy: Option<TagPolicy>,
+    pub(crate) changes: Option<Changes>,
+    pub(crate) stored_as: Option<StoredAs>,
 }
 
 impl Declaration {
-    pub(super) fn of(
+    pub(crate) fn of(
         tag: &Tag,
         level1: Option<&str>,
         level2: Option<&str>,
