@@ -166,7 +166,7 @@ impl Policy {
                 self.engine_failed(id, "it reports that it is asleep");
             }
             (Step::Canary { activated }, Outcome::Canary(Ok(()))) => {
-                self.begin(id, Step::Learn { activated })
+                self.begin(id, Step::Learn { activated });
             }
             (Step::Canary { .. }, Outcome::Canary(Err(reason))) => {
                 self.engine_failed(id, &format!("its canary was wrong: {reason}"));

@@ -250,7 +250,7 @@ fn a_stop_command_ends_it_before_a_signal_does() {
         assert!(!one.is_running() && one.processes().is_empty());
         until_logged(&one, "bye");
         until_logged(&one, &format!("stopping {pid} in /"));
-        assert!(!has_logged(&one, "signals follow") && !has_logged(&one, "killed"), "{:?}", one.log(99));
+        assert!(!has_logged(&one, "sending signals") && !has_logged(&one, "killed"), "{:?}", one.log(99));
         // Nothing runs, so there is nothing to stop.
         one.stop(GRACE).await.unwrap();
         assert!(!has_logged(&one, "cannot"), "{:?}", one.log(99));
@@ -269,7 +269,7 @@ fn signals_follow_a_stop_command_that_fails() {
             one.stop(GRACE).await.unwrap();
             assert!(one.processes().is_empty());
             until_logged(&one, "bye");
-            assert!(has_logged(&one, words) && has_logged(&one, "signals follow"), "{:?}", one.log(99));
+            assert!(has_logged(&one, words) && has_logged(&one, "sending signals"), "{:?}", one.log(99));
         }
     });
 }
