@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 
 pub use self::error::{ConfigError, invalid};
 pub use self::listeners::{RawControl, RawFront};
-pub use self::place::Place;
+pub use self::place::FilePlace;
 pub use self::source::{Secret, from_source};
 pub use self::tls::{client_files, server_files};
 pub use self::url::{check_secure_url, check_url};
@@ -37,7 +37,7 @@ pub fn placed(error: ConfigError, text: &str, secret: Secret<'_>) -> ConfigError
     match error {
         ConfigError::Invalid { section, reason, place: None } => {
             let file = macros::parsed(text, secret).ok();
-            let place = file.and_then(|file| Place::of_reason(text, file.get_ref(), &section, &reason));
+            let place = file.and_then(|file| FilePlace::of_reason(text, file.get_ref(), &section, &reason));
             ConfigError::Invalid { section, reason, place }
         }
         other => other,
