@@ -56,7 +56,7 @@ use std::collections::BTreeMap;
 use std::mem;
 use std::time::Duration;
 
-pub use self::messages::{Effect, EngineState, Event, Input, OpId, Outcome, Refusal, RequestId, Task};
+pub use self::messages::{Effect, EngineState, Event, Input, OpId, Refusal, RequestId, Task, TaskOutcome};
 pub use self::rules::{Gpu, Limits, ModelId, Rules};
 pub use self::stage::StageName;
 pub use self::time::Time;
@@ -312,8 +312,8 @@ impl Policy {
                 self.changes += 1;
                 let gpus = self.models[id].rules.gpus.len();
                 let outcome = match outcome {
-                    Outcome::Free(free) if free.len() != gpus => {
-                        Outcome::Failed(format!("{} GPUs were measured, and it has {gpus}", free.len()))
+                    TaskOutcome::Free(free) if free.len() != gpus => {
+                        TaskOutcome::Failed(format!("{} GPUs were measured, and it has {gpus}", free.len()))
                     }
                     other => other,
                 };

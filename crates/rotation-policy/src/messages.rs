@@ -33,7 +33,7 @@ pub enum Input {
         /// Its number.
         op: OpId,
         /// Its result.
-        outcome: Outcome,
+        outcome: TaskOutcome,
     },
     /// An engine died, or answers no more.
     Lost(ModelId),
@@ -62,7 +62,7 @@ pub enum Input {
 
 /// The result of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum TaskOutcome {
     /// Of [`Task::Start`], [`Task::Stop`], [`Task::Sleep`], [`Task::Hibernate`], [`Task::Resume`] and [`Task::Wake`].
     Done,
     /// Of [`Task::Probe`].

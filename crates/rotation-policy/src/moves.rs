@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Policy;
 use super::choose::{NO_MEMORY, Space};
-use super::messages::{Effect, EngineState, Event, OpId, Outcome, Refusal, Task};
+use super::messages::{Effect, EngineState, Event, OpId, Refusal, Task, TaskOutcome};
 use super::queue::Claim;
 use super::rules::{Gpu, Limits, ModelId};
 use super::step::{Activated, Activation, Leave, Move, Op, Stage, Step, Then};
@@ -85,7 +85,7 @@ impl Policy {
         if let Some(op) = model.op {
             if now >= op.deadline {
                 self.give_up_op(id);
-                self.step_ended(id, Outcome::Failed("it did not end in time".to_owned()));
+                self.step_ended(id, TaskOutcome::Failed("it did not end in time".to_owned()));
             }
             return;
         }
@@ -154,59 +154,61 @@ impl Policy {
             .any(|other| other != id && self.share(id, other) && self.models[other].is_moving())
     }
 
-    pub(super) fn step_ended(&mut self, id: usize, outcome: Outcome) {
+    pub(super) fn step_ended(&mut self, id: usize, outcome: TaskOutcome) {
         let Stage::Step { step, began, .. } = self.models[id].stage.clone() else { return };
         match (step, outcome) {
-            (Step::Probe, Outcome::Probed(probed)) => self.probed(id, probed),
-            (Step::FindMemory(up), Outcome::Free(free)) => self.memory_measured(id, up, began, &free),
-            (Step::Wake { free }, Outcome::Done) => self.confirm(id, Activation::Wake, free),
-            (Step::Start { free }, Outcome::Done) => self.confirm(id, Activation::Start, free),
-            (Step::Confirm { activated }, Outcome::Awake(true)) => self.begin(id, Step::Canary { activated }),
-            (Step::Confirm { .. }, Outcome::Awake(false)) => {
+            (Step::Probe, TaskOutcome::Probed(probed)) => self.probed(id, probed),
+            (Step::FindMemory(up), TaskOutcome::Free(free)) => self.memory_measured(id, up, began, &free),
+            (Step::Wake { free }, TaskOutcome::Done) => self.confirm(id, Activation::Wake, free),
+            (Step::Start { free }, TaskOutcome::Done) => self.confirm(id, Activation::Start, free),
+            (Step::Confirm { activated }, TaskOutcome::Awake(true)) => {
+                self.begin(id, Step::Canary { activated })
+            }
+            (Step::Confirm { .. }, TaskOutcome::Awake(false)) => {
                 self.engine_failed(id, "it reports that it is asleep");
             }
-            (Step::Canary { activated }, Outcome::Canary(Ok(()))) => {
+            (Step::Canary { activated }, TaskOutcome::Canary(Ok(()))) => {
                 self.begin(id, Step::Learn { activated });
             }
-            (Step::Canary { .. }, Outcome::Canary(Err(reason))) => {
+            (Step::Canary { .. }, TaskOutcome::Canary(Err(reason))) => {
                 self.engine_failed(id, &format!("its canary was wrong: {reason}"));
             }
-            (Step::Learn { activated }, Outcome::Free(free)) => self.learn(id, activated, &free),
-            (Step::Before, Outcome::Free(free)) => {
+            (Step::Learn { activated }, TaskOutcome::Free(free)) => self.learn(id, activated, &free),
+            (Step::Before, TaskOutcome::Free(free)) => {
                 self.measured(id, &free);
                 self.begin(id, Step::Sleep { before: free });
             }
-            (Step::Sleep { before }, Outcome::Done) => self.begin(id, Step::After { before, last: None }),
-            (Step::After { before, last }, Outcome::Free(free)) => {
+            (Step::Sleep { before }, TaskOutcome::Done) => self.begin(id, Step::After { before, last: None }),
+            (Step::After { before, last }, TaskOutcome::Free(free)) => {
                 self.released(id, began, before, last.as_deref(), &free);
             }
-            (Step::BeforeHibernation, Outcome::Free(free)) => {
+            (Step::BeforeHibernation, TaskOutcome::Free(free)) => {
                 self.measured(id, &free);
                 self.begin(id, Step::Hibernate { before: free });
             }
-            (Step::Hibernate { before }, Outcome::Done) => {
+            (Step::Hibernate { before }, TaskOutcome::Done) => {
                 self.begin(id, Step::AfterHibernation { before, last: None });
             }
-            (Step::Hibernate { .. }, Outcome::Unsupported(reason)) => self.cannot_hibernate(id, &reason),
-            (Step::Hibernate { .. }, Outcome::Later(reason)) => self.hibernation_interrupted(id, &reason),
-            (Step::AfterHibernation { before, last }, Outcome::Free(free)) => {
+            (Step::Hibernate { .. }, TaskOutcome::Unsupported(reason)) => self.cannot_hibernate(id, &reason),
+            (Step::Hibernate { .. }, TaskOutcome::Later(reason)) => self.hibernation_interrupted(id, &reason),
+            (Step::AfterHibernation { before, last }, TaskOutcome::Free(free)) => {
                 self.residue_measured(id, began, before, last.as_deref(), &free);
             }
-            (Step::Resume { wakes }, Outcome::Done) => self.resumed(id, wakes),
-            (Step::Resume { .. } | Step::Probe, Outcome::Later(_) | Outcome::NeedsMore(_))
+            (Step::Resume { wakes }, TaskOutcome::Done) => self.resumed(id, wakes),
+            (Step::Resume { .. } | Step::Probe, TaskOutcome::Later(_) | TaskOutcome::NeedsMore(_))
                 if self.models[id].tries < TRIES =>
             {
                 self.retry(id);
             }
-            (Step::Resume { wakes }, Outcome::NeedsMore(reason)) => {
+            (Step::Resume { wakes }, TaskOutcome::NeedsMore(reason)) => {
                 self.models[id].hibernation.needs_more = true;
                 self.not_resumed(id, wakes, &reason);
             }
-            (Step::Resume { wakes }, Outcome::Later(reason)) => self.not_resumed(id, wakes, &reason),
-            (Step::Probe, Outcome::Later(reason)) => self.probe_later(id, &reason),
-            (Step::Stop(then), Outcome::Done) => self.stopped(id, then),
-            (step, Outcome::Failed(reason)) => self.failed(id, &step, began, &reason),
-            (_, Outcome::Unsupported(reason)) => self.give_up(id, &reason),
+            (Step::Resume { wakes }, TaskOutcome::Later(reason)) => self.not_resumed(id, wakes, &reason),
+            (Step::Probe, TaskOutcome::Later(reason)) => self.probe_later(id, &reason),
+            (Step::Stop(then), TaskOutcome::Done) => self.stopped(id, then),
+            (step, TaskOutcome::Failed(reason)) => self.failed(id, &step, began, &reason),
+            (_, TaskOutcome::Unsupported(reason)) => self.give_up(id, &reason),
             (step, other) => {
                 let reason = format!("{:?} was answered with {other:?}", step.task());
                 self.failed(id, &step, began, &reason);

@@ -11,7 +11,7 @@ const RUNNERS: [&str; 12] = [
 ];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum EngineProgram {
     Vllm,
     Sglang,
     LlamaServer,
@@ -25,13 +25,13 @@ pub(super) enum Kind {
 /// How an engine was started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct CommandLine {
-    pub(super) kind: Kind,
+    pub(super) kind: EngineProgram,
     pub(super) words: Vec<String>,
     /// Where its options begin.
     options_at: usize,
 }
 
-impl Kind {
+impl EngineProgram {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Vllm => "vLLM",
@@ -105,19 +105,21 @@ impl CommandLine {
         let kind = |at: usize| {
             let verb = at + 1;
             let with_verb = [
-                ("vllm", "serve", Kind::Vllm),
-                ("sglang", "serve", Kind::Sglang),
-                ("ollama", "serve", Kind::Ollama),
-                ("infinity_emb", "v2", Kind::Infinity),
-                ("poorwill", "mock-engine", Kind::Mock),
+                ("vllm", "serve", EngineProgram::Vllm),
+                ("sglang", "serve", EngineProgram::Sglang),
+                ("ollama", "serve", EngineProgram::Ollama),
+                ("infinity_emb", "v2", EngineProgram::Infinity),
+                ("poorwill", "mock-engine", EngineProgram::Mock),
             ];
             let modules = [
-                ("vllm.entrypoints.openai.api_server", Kind::Vllm),
-                ("vllm.entrypoints.cli.main", Kind::Vllm),
-                ("sglang.launch_server", Kind::Sglang),
+                ("vllm.entrypoints.openai.api_server", EngineProgram::Vllm),
+                ("vllm.entrypoints.cli.main", EngineProgram::Vllm),
+                ("sglang.launch_server", EngineProgram::Sglang),
             ];
-            let programs =
-                [("llama-server", Kind::LlamaServer), ("text-embeddings-router", Kind::TextEmbeddings)];
+            let programs = [
+                ("llama-server", EngineProgram::LlamaServer),
+                ("text-embeddings-router", EngineProgram::TextEmbeddings),
+            ];
             let by_verb = with_verb.iter().find(|(name, word, _)| is_called(at, name) && is(verb, word));
             let by_module = modules.iter().find(|(name, _)| is(at, "-m") && is(verb, name));
             let by_program = programs.iter().find(|(name, _)| is_called(at, name));
@@ -170,14 +172,14 @@ impl CommandLine {
     /// The names by which it is asked, as far as its command says them.
     pub(super) fn names(&self) -> Vec<String> {
         let served = match self.kind {
-            Kind::LlamaServer => self.value(&["--alias", "-a"]).into_iter().collect(),
+            EngineProgram::LlamaServer => self.value(&["--alias", "-a"]).into_iter().collect(),
             _ => self.values("--served-model-name"),
         };
         if !served.is_empty() {
             return served;
         }
         let positional =
-            self.options().first().filter(|word| self.kind == Kind::Vllm && !word.starts_with('-'));
+            self.options().first().filter(|word| self.kind == EngineProgram::Vllm && !word.starts_with('-'));
         positional.cloned().or_else(|| self.value(self.kind.model_options())).into_iter().collect()
     }
 
@@ -250,28 +252,40 @@ mod tests {
         for (line, kind, names, port, gpus) in [
             (
                 "/usr/bin/python3 /opt/bin/vllm serve Org/One-7B --enable-sleep-mode",
-                Kind::Vllm,
+                EngineProgram::Vllm,
                 "Org/One-7B",
                 8000,
                 1,
             ),
-            ("vllm serve m --served-model-name a b --port=9000 -tp 2 -pp 2", Kind::Vllm, "a b", 9000, 4),
-            ("python -m vllm.entrypoints.openai.api_server --model m", Kind::Vllm, "m", 8000, 1),
+            (
+                "vllm serve m --served-model-name a b --port=9000 -tp 2 -pp 2",
+                EngineProgram::Vllm,
+                "a b",
+                9000,
+                4,
+            ),
+            ("python -m vllm.entrypoints.openai.api_server --model m", EngineProgram::Vllm, "m", 8000, 1),
             (
                 "python -m sglang.launch_server --model-path /m/two --tp 2 --port 31000",
-                Kind::Sglang,
+                EngineProgram::Sglang,
                 "/m/two",
                 31000,
                 2,
             ),
-            ("/opt/llama-server -m /m/q.gguf --port 9001 --alias q", Kind::LlamaServer, "q", 9001, 1),
-            ("llama-server -hf org/q:Q4", Kind::LlamaServer, "org/q:Q4", 8080, 1),
-            ("text-embeddings-router --model-id org/e", Kind::TextEmbeddings, "org/e", 3000, 1),
-            ("python /bin/infinity_emb v2 --model-id org/e", Kind::Infinity, "org/e", 7997, 1),
-            ("ollama serve", Kind::Ollama, "", 11434, 1),
-            ("uv run --no-sync vllm serve m", Kind::Vllm, "m", 8000, 1),
-            ("env A=b nice -n 5 /opt/vllm serve m", Kind::Vllm, "m", 8000, 1),
-            ("poorwill mock-engine --listen 127.0.0.1:900 --model x", Kind::Mock, "x", 900, 1),
+            (
+                "/opt/llama-server -m /m/q.gguf --port 9001 --alias q",
+                EngineProgram::LlamaServer,
+                "q",
+                9001,
+                1,
+            ),
+            ("llama-server -hf org/q:Q4", EngineProgram::LlamaServer, "org/q:Q4", 8080, 1),
+            ("text-embeddings-router --model-id org/e", EngineProgram::TextEmbeddings, "org/e", 3000, 1),
+            ("python /bin/infinity_emb v2 --model-id org/e", EngineProgram::Infinity, "org/e", 7997, 1),
+            ("ollama serve", EngineProgram::Ollama, "", 11434, 1),
+            ("uv run --no-sync vllm serve m", EngineProgram::Vllm, "m", 8000, 1),
+            ("env A=b nice -n 5 /opt/vllm serve m", EngineProgram::Vllm, "m", 8000, 1),
+            ("poorwill mock-engine --listen 127.0.0.1:900 --model x", EngineProgram::Mock, "x", 900, 1),
         ] {
             let found = engine(line).unwrap_or_else(|| panic!("{line}"));
             assert_eq!((found.kind, found.names().join(" ").as_str()), (kind, names), "{line}");

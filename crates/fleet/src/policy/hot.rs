@@ -27,7 +27,7 @@ enum Fail {
 
 /// Where a wish could be had, the best first, and what leaves for it. Before that: how long it takes, whether its domain
 /// has a hot copy already, the memory that stays free, and the pair.
-type Place = (u64, bool, Reverse<i128>, usize, Vec<usize>);
+type HotPlace = (u64, bool, Reverse<i128>, usize, Vec<usize>);
 
 /// Hot copies stay within the budget of each GPU, also where it became smaller.
 pub(super) fn fit(goals: &mut Goals<'_, '_>) {
@@ -158,7 +158,7 @@ fn promote(
 ) -> Result<Vec<usize>, Fail> {
     let table = goals.table();
     let row = &table.models[model];
-    let (mut best, mut fail): (Option<Place>, Fail) = (None, Fail::Memory);
+    let (mut best, mut fail): (Option<HotPlace>, Fail) = (None, Fail::Memory);
     if !wish.is_urgent && !goals.may_swap_anywhere(rules) {
         return Err(Fail::Swaps);
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::place::Place;
+use super::place::FilePlace;
 
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -22,7 +22,7 @@ pub enum ConfigError {
         /// The mistake, and what would be right.
         text: String,
         /// Where it is.
-        place: Option<Place>,
+        place: Option<FilePlace>,
     },
     /// A value is invalid.
     #[error("{}{section}: {reason}", at(place.as_ref()))]
@@ -32,7 +32,7 @@ pub enum ConfigError {
         /// The mistake and what would help.
         reason: String,
         /// The key, or else the section; `None` if the file has neither.
-        place: Option<Place>,
+        place: Option<FilePlace>,
     },
     /// Several values are invalid, in the order of the file.
     #[error("{}", lines(.0))]
@@ -42,7 +42,7 @@ pub enum ConfigError {
 impl ConfigError {
     /// Where the mistake is, or the first one.
     #[must_use]
-    pub fn place(&self) -> Option<&Place> {
+    pub fn place(&self) -> Option<&FilePlace> {
         match self {
             Self::Read { .. } => None,
             Self::Syntax { place, .. } | Self::Invalid { place, .. } => place.as_ref(),
@@ -74,6 +74,6 @@ fn lines(all: &[ConfigError]) -> String {
     all.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
-fn at(place: Option<&Place>) -> String {
+fn at(place: Option<&FilePlace>) -> String {
     place.map(|place| format!("line {}, column {}: ", place.line, place.column)).unwrap_or_default()
 }

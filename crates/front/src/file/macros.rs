@@ -10,7 +10,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::error::ConfigError;
-use super::place::Place;
+use super::place::FilePlace;
 use super::source::Secret;
 use super::values;
 
@@ -183,5 +183,5 @@ fn port_of(url: &str) -> Option<u16> {
 }
 
 fn mistake(text: &str, span: &std::ops::Range<usize>, reason: String) -> ConfigError {
-    ConfigError::Syntax { text: reason, place: Some(Place::new(text, span)) }
+    ConfigError::Syntax { text: reason, place: Some(FilePlace::new(text, span)) }
 }

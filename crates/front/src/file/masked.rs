@@ -7,7 +7,7 @@
 const DIGITS_MAX: usize = 6;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum ScanState {
     Plain,
     Comment,
     /// In a string that ends with this quote.
@@ -20,19 +20,19 @@ enum State {
 /// The characters of a file up to a line's end, with what the parser takes each for.
 struct LineScan<'a> {
     rest: &'a str,
-    state: State,
+    state: ScanState,
     /// Of open brackets.
     depth: usize,
 }
 
 /// The line that begins at byte `start` and ends at `end`.
 pub(super) fn masked(text: &str, start: usize, end: usize) -> String {
-    let mut scan = LineScan { rest: text.get(..end).unwrap_or_default(), state: State::Plain, depth: 0 };
+    let mut scan = LineScan { rest: text.get(..end).unwrap_or_default(), state: ScanState::Plain, depth: 0 };
     let before = text.get(..start).unwrap_or_default().len();
     while end - scan.rest.len() < before {
         scan.next(&mut String::new());
     }
-    let is_value = scan.depth > 0 || scan.state != State::Plain;
+    let is_value = scan.depth > 0 || scan.state != ScanState::Plain;
     let mut plain = String::new();
     while !scan.rest.is_empty() {
         scan.next(&mut plain);
@@ -48,26 +48,26 @@ impl LineScan<'_> {
         let mut taken = c.len_utf8();
         let mut shown = c;
         match self.state {
-            State::Plain => match c {
+            ScanState::Plain => match c {
                 '"' | '\'' => {
                     let is_long = is_triple(c);
                     taken = if is_long { 3 } else { 1 };
-                    self.state = State::Text { quote: c, is_long };
+                    self.state = ScanState::Text { quote: c, is_long };
                 }
-                '#' => self.state = State::Comment,
+                '#' => self.state = ScanState::Comment,
                 '[' | '{' => self.depth += 1,
                 ']' | '}' => self.depth = self.depth.saturating_sub(1),
                 _ => {}
             },
-            State::Comment if c == '\n' => self.state = State::Plain,
-            State::Comment => shown = '*',
-            State::Text { quote, is_long } => {
+            ScanState::Comment if c == '\n' => self.state = ScanState::Plain,
+            ScanState::Comment => shown = '*',
+            ScanState::Text { quote, is_long } => {
                 let is_end = c == quote && (!is_long || is_triple(quote));
                 if is_end {
                     taken = if is_long { 3 } else { 1 };
-                    self.state = State::Plain;
+                    self.state = ScanState::Plain;
                 } else if c == '\n' && !is_long {
-                    self.state = State::Plain;
+                    self.state = ScanState::Plain;
                 } else {
                     // An escaped quote ends no string.
                     let escaped = self.rest.chars().nth(1).filter(|c| *c != '\n');

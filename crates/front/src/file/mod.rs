@@ -20,7 +20,7 @@ use crate::settings::{Mistake, Mistakes};
 
 pub use self::error::ConfigError;
 pub use self::listeners::{RawControl, RawFront};
-pub use self::place::Place;
+pub use self::place::FilePlace;
 pub use self::source::{Secret, from_source};
 pub use self::tls::{client_files, server_files};
 pub use self::url::{check_secure_url, check_url};
@@ -53,7 +53,7 @@ pub fn without_mistakes<T>(
     let file = macros::parsed(text, secret).ok();
     let placed = |Mistake { section, reason }| {
         let file = file.as_ref();
-        let place = file.and_then(|file| Place::of_reason(text, file.get_ref(), &section, &reason));
+        let place = file.and_then(|file| FilePlace::of_reason(text, file.get_ref(), &section, &reason));
         ConfigError::Invalid { section, reason, place }
     };
     let mut all: Vec<ConfigError> = mistakes.into_iter().map(placed).collect();

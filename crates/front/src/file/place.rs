@@ -12,7 +12,7 @@ const LINE_MAX: usize = 160;
 
 /// A place in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct FilePlace {
     /// From 1.
     pub line: usize,
     /// From 1, in characters.
@@ -21,7 +21,7 @@ pub struct Place {
     pub excerpt: Option<String>,
 }
 
-impl Place {
+impl FilePlace {
     pub(super) fn new(text: &str, span: &Range<usize>) -> Self {
         let mut at = span.start.min(text.len());
         while !text.is_char_boundary(at) {

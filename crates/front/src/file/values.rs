@@ -8,7 +8,7 @@ use serde::de::{self, Deserialize, Deserializer, Visitor};
 use strsim::osa_distance;
 
 use super::error::ConfigError;
-use super::place::Place;
+use super::place::FilePlace;
 use crate::settings::KeyShare;
 
 /// A misspelled key may have one wrong letter for each this many.
@@ -138,7 +138,7 @@ impl<'de> Deserialize<'de> for Size {
 
 /// Adds the place, and the nearest key if a key is unknown.
 pub(super) fn explained(text: &str, error: &toml::de::Error) -> ConfigError {
-    let place = error.span().map(|span| Place::new(text, &span));
+    let place = error.span().map(|span| FilePlace::new(text, &span));
     let mut message = without_value(error.message());
     // The parser quotes the unknown key first, then the known ones.
     let mut quoted = error.message().split('`').skip(1).step_by(2);

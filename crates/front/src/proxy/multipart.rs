@@ -89,14 +89,14 @@ fn find(within: &[u8], what: &[u8]) -> Option<usize> {
     }
 }
 
-struct Part<'a> {
+struct FormPart<'a> {
     name: &'a str,
     /// Or in an encoding.
     is_file: bool,
 }
 
 /// From the headers of a part.
-fn part(head: &[u8]) -> Option<Part<'_>> {
+fn part(head: &[u8]) -> Option<FormPart<'_>> {
     let head = std::str::from_utf8(head).ok()?;
     let mut only = None;
     let mut is_encoded = false;
@@ -126,7 +126,7 @@ fn part(head: &[u8]) -> Option<Part<'_>> {
         rest = after.trim_start();
     }
     // An escaped name could be read in two ways.
-    Some(Part { name: name.filter(|name| !name.contains(['\\', '%']))?, is_file })
+    Some(FormPart { name: name.filter(|name| !name.contains(['\\', '%']))?, is_file })
 }
 
 /// By RFC 2045, these leave the bytes as they are.

@@ -26,7 +26,7 @@ pub use self::calls::{AsleepCall, Call, HttpApi, SleepCalls};
 pub use self::fleet::Fleet;
 pub use self::names::{Selector, Strategy};
 pub use self::traces::TraceExport;
-pub use poorwill_front::file::{ConfigError, Place};
+pub use poorwill_front::file::{ConfigError, FilePlace};
 pub use poorwill_front::settings::{Card, Control, Front, Key, KeyShare, Parameters};
 
 /// A checked configuration.

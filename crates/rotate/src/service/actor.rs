@@ -15,8 +15,8 @@ use super::snapshot::{GpuNow, ModelNow, PromiseNow, Refused, ServiceEvent, Snaps
 use crate::config::Config;
 use poorwill_front::requests::Recent;
 use poorwill_rotation_policy::{
-    Effect, EngineState, Event, Gpu, Input, ModelId, OpId, Outcome, Policy, Refusal, RequestId, Rules,
-    StageName, Status, Task, Time,
+    Effect, EngineState, Event, Gpu, Input, ModelId, OpId, Policy, Refusal, RequestId, Rules, StageName,
+    Status, Task, TaskOutcome, Time,
 };
 
 /// For an engine that may be gone.
@@ -255,7 +255,7 @@ impl Actor {
                 let running = tokio::spawn(async move {
                     let done = tokio::time::timeout(limit, entry.handle.run(task, limit)).await;
                     let outcome = done.unwrap_or_else(|_| {
-                        Outcome::Failed(format!("it did not end within {:.1} s", limit.as_secs_f64()))
+                        TaskOutcome::Failed(format!("it did not end within {:.1} s", limit.as_secs_f64()))
                     });
                     let _closed = messages.send(Message::Input(Input::Ended { op, outcome }));
                 });

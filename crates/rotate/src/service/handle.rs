@@ -13,7 +13,7 @@ use crate::engine::{Answer, Engine, EngineError};
 use crate::hibernation::{EngineProcesses, HibernateError, Hibernator};
 use crate::measure::Meter;
 use crate::supervise::Supervisor;
-use poorwill_rotation_policy::{EngineState, Gpu, Outcome, Task};
+use poorwill_rotation_policy::{EngineState, Gpu, Task, TaskOutcome};
 
 /// Interval of probes while an engine starts.
 const PROBE_EVERY: Duration = Duration::from_millis(50);
@@ -73,27 +73,29 @@ impl EngineHandle {
     }
 
     /// Runs a task. Dropping the future abandons it; the engine may complete it or not.
-    pub(super) async fn run(&self, task: Task, limit: Duration) -> Outcome {
+    pub(super) async fn run(&self, task: Task, limit: Duration) -> TaskOutcome {
         let done = match task {
-            Task::Probe => self.probe(limit).await.map(Outcome::Probed).or_else(later),
-            Task::Start => Ok(self.start(limit).await.map_or_else(|failed| failed, |()| Outcome::Done)),
-            Task::Stop => self.stop(limit).await.map(|()| Outcome::Done),
+            Task::Probe => self.probe(limit).await.map(TaskOutcome::Probed).or_else(later),
+            Task::Start => Ok(self.start(limit).await.map_or_else(|failed| failed, |()| TaskOutcome::Done)),
+            Task::Stop => self.stop(limit).await.map(|()| TaskOutcome::Done),
             Task::Sleep => {
-                self.engine.sleep().await.map(|()| Outcome::Done).map_err(|error| error.to_string())
+                self.engine.sleep().await.map(|()| TaskOutcome::Done).map_err(|error| error.to_string())
             }
             Task::Hibernate => Ok(self.hibernate().await),
-            Task::Resume => self.resume().await.map(|()| Outcome::Done).or_else(later),
-            Task::Wake => self.engine.wake().await.map(|()| Outcome::Done).map_err(|error| error.to_string()),
-            Task::Confirm => {
-                self.engine.is_awake().await.map(Outcome::Awake).map_err(|error| error.to_string())
+            Task::Resume => self.resume().await.map(|()| TaskOutcome::Done).or_else(later),
+            Task::Wake => {
+                self.engine.wake().await.map(|()| TaskOutcome::Done).map_err(|error| error.to_string())
             }
-            Task::Canary => self.check_canary().await.map(Outcome::Canary),
+            Task::Confirm => {
+                self.engine.is_awake().await.map(TaskOutcome::Awake).map_err(|error| error.to_string())
+            }
+            Task::Canary => self.check_canary().await.map(TaskOutcome::Canary),
             Task::Measure => match self.meter.measure(&self.gpus).await {
-                Ok(memory) => Ok(Outcome::Free(memory.iter().map(|one| one.free_bytes).collect())),
+                Ok(memory) => Ok(TaskOutcome::Free(memory.iter().map(|one| one.free_bytes).collect())),
                 Err(error) => Err(error.to_string()),
             },
         };
-        done.unwrap_or_else(Outcome::Failed)
+        done.unwrap_or_else(TaskOutcome::Failed)
     }
 
     /// Its engine's processes, whether or not it hibernates.
@@ -106,13 +108,13 @@ impl EngineHandle {
         EngineProcesses { model: self.model.clone(), pids }
     }
 
-    async fn hibernate(&self) -> Outcome {
+    async fn hibernate(&self) -> TaskOutcome {
         match self.hibernator.hibernate(&self.processes().await).await {
-            Ok(()) => Outcome::Done,
-            Err(HibernateError::Impossible(reason)) => Outcome::Unsupported(reason),
-            Err(HibernateError::Later(reason)) => Outcome::Later(reason),
+            Ok(()) => TaskOutcome::Done,
+            Err(HibernateError::Impossible(reason)) => TaskOutcome::Unsupported(reason),
+            Err(HibernateError::Later(reason)) => TaskOutcome::Later(reason),
             Err(HibernateError::Failed(reason) | HibernateError::NeedsMore(reason)) => {
-                Outcome::Failed(reason)
+                TaskOutcome::Failed(reason)
             }
         }
     }
@@ -165,14 +167,14 @@ impl EngineHandle {
         }
     }
 
-    async fn start(&self, limit: Duration) -> Result<(), Outcome> {
+    async fn start(&self, limit: Duration) -> Result<(), TaskOutcome> {
         let Some(supervisor) = &self.supervisor else {
-            return Err(Outcome::Failed("it cannot be started here: it has no command".to_owned()));
+            return Err(TaskOutcome::Failed("it cannot be started here: it has no command".to_owned()));
         };
         if !supervisor.is_running() {
-            self.check_address().await.map_err(Outcome::Failed)?;
+            self.check_address().await.map_err(TaskOutcome::Failed)?;
         }
-        supervisor.start().await.map_err(|error| Outcome::Failed(error.to_string()))?;
+        supervisor.start().await.map_err(|error| TaskOutcome::Failed(error.to_string()))?;
         // The policy's timeout would not say what the engine answered last.
         let mut last = None;
         let ready =
@@ -180,7 +182,7 @@ impl EngineHandle {
         ready.await.unwrap_or_else(|_| {
             let last =
                 last.map_or_else(|| "no connection was possible".to_owned(), |error| error.to_string());
-            Err(Outcome::Failed(format!("it was not ready within {:.1} s: {last}", limit.as_secs_f64())))
+            Err(TaskOutcome::Failed(format!("it was not ready within {:.1} s: {last}", limit.as_secs_f64())))
         })
     }
 
@@ -189,12 +191,12 @@ impl EngineHandle {
         &self,
         supervisor: &Supervisor,
         last: &mut Option<EngineError>,
-    ) -> Result<(), Outcome> {
+    ) -> Result<(), TaskOutcome> {
         loop {
             match self.engine.probe().await {
                 Ok(EngineState::Awake | EngineState::Asleep | EngineState::Hibernating) => return Ok(()),
                 Err(error @ EngineError::Unsupported { .. }) => {
-                    return Err(Outcome::Unsupported(error.to_string()));
+                    return Err(TaskOutcome::Unsupported(error.to_string()));
                 }
                 Ok(EngineState::Gone) => {}
                 Err(error) => {
@@ -206,7 +208,7 @@ impl EngineHandle {
             }
             if !supervisor.is_running() {
                 let reason = format!("it ended while it started; {}", self.last_words());
-                return Err(Outcome::Failed(reason));
+                return Err(TaskOutcome::Failed(reason));
             }
             sleep(PROBE_EVERY).await;
         }
@@ -283,10 +285,10 @@ impl EngineHandle {
     }
 }
 
-fn later(error: HibernateError) -> Result<Outcome, String> {
+fn later(error: HibernateError) -> Result<TaskOutcome, String> {
     match error {
-        HibernateError::Later(reason) => Ok(Outcome::Later(reason)),
-        HibernateError::NeedsMore(reason) => Ok(Outcome::NeedsMore(reason)),
+        HibernateError::Later(reason) => Ok(TaskOutcome::Later(reason)),
+        HibernateError::NeedsMore(reason) => Ok(TaskOutcome::NeedsMore(reason)),
         other => Err(other.to_string()),
     }
 }
@@ -469,7 +471,7 @@ mod tests {
     }
 
     /// Starts a command whose engine answers probes like this.
-    async fn start(answers: Vec<Result<EngineState, EngineError>>, limit: Duration) -> Result<(), Outcome> {
+    async fn start(answers: Vec<Result<EngineState, EngineError>>, limit: Duration) -> Result<(), TaskOutcome> {
         let model = model("command = [\"sleep\", \"600\"]");
         let start = model.start.clone().unwrap();
         let supervisor = Arc::new(Supervisor::new("one", start, None).unwrap());
@@ -497,17 +499,17 @@ mod tests {
         assert_eq!(start(with(Ok(EngineState::Awake)), limit).await, Ok(()));
         assert_eq!(
             start(with(Err(unsupported())), limit).await,
-            Err(Outcome::Unsupported("GET: too old".to_owned()))
+            Err(TaskOutcome::Unsupported("GET: too old".to_owned()))
         );
         let foreign = start(vec![Err(unsupported())], limit).await;
         assert!(
-            matches!(&foreign, Err(Outcome::Failed(why)) if why.contains("not started here")),
+            matches!(&foreign, Err(TaskOutcome::Failed(why)) if why.contains("not started here")),
             "{foreign:?}"
         );
         // One that is never ready says what it answered.
         let short = Duration::from_millis(200);
         let late = start(vec![Ok(EngineState::Gone), Err(refused.clone())], short).await;
-        let failed = |why: &str| Err(Outcome::Failed(why.to_owned()));
+        let failed = |why: &str| Err(TaskOutcome::Failed(why.to_owned()));
         assert_eq!(late, failed("it was not ready within 0.2 s: GET: it answered 503: no"));
         let silent = start(vec![Ok(EngineState::Gone)], short).await;
         assert_eq!(silent, failed("it was not ready within 0.2 s: no connection was possible"));

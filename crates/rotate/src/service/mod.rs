@@ -34,7 +34,7 @@ use self::actor::{Actor, Message};
 use self::directory::{Directory, Entry, InFlightCount};
 use self::handle::EngineHandle;
 pub(crate) use self::history::{LEAVING, RESTS};
-use self::names::{Target, TargetNow};
+use self::names::{NamedModel, TargetNow};
 use crate::config::{self, Config};
 use crate::engine::{self, Engine, EngineError};
 use crate::hibernation::{Hibernator, Sets};
@@ -318,7 +318,7 @@ impl Service {
         Some(stages.get(id).copied().unwrap_or(StageName::Unknown))
     }
 
-    fn chosen<T>(&self, name: &str, take: impl FnOnce(&Entry, &Target) -> T) -> Option<T> {
+    fn chosen<T>(&self, name: &str, take: impl FnOnce(&Entry, &NamedModel) -> T) -> Option<T> {
         let directory = self.0.directory.read().unwrap_or_else(PoisonError::into_inner);
         let stages = self.0.stages.read().unwrap_or_else(PoisonError::into_inner);
         let now = |id: usize| TargetNow {

@@ -38,13 +38,13 @@ pub(super) struct Names {
 
 #[derive(Debug, Clone)]
 enum Meaning {
-    Model(Target),
-    Selector(Strategy, Vec<Target>),
+    Model(NamedModel),
+    Selector(Strategy, Vec<NamedModel>),
 }
 
 /// A model by one of its names.
 #[derive(Debug, Clone)]
-pub(super) struct Target {
+pub(super) struct NamedModel {
     pub(super) id: usize,
     pub(super) served_as: String,
     pub(super) parameters: Arc<Parameters>,
@@ -61,7 +61,7 @@ pub(super) struct TargetNow {
 impl Names {
     /// `id_of` numbers the models by their names.
     pub(super) fn new(config: &Config, profile: Option<&str>, id_of: impl Fn(&str) -> Option<usize>) -> Self {
-        let mut targets: HashMap<String, Target> = HashMap::new();
+        let mut targets: HashMap<String, NamedModel> = HashMap::new();
         for model in &config.models {
             let Some(id) = id_of(&model.name) else { continue };
             let usual = Arc::new(model.parameters.clone());
@@ -71,7 +71,7 @@ impl Names {
                     false => Arc::clone(&usual),
                 };
                 let served_as = model.served_as(name).to_owned();
-                targets.insert(name.clone(), Target { id, served_as, parameters });
+                targets.insert(name.clone(), NamedModel { id, served_as, parameters });
             }
         }
         let selectors = config.selectors.iter().map(|selector| {
@@ -99,7 +99,7 @@ impl Names {
         &self,
         name: &str,
         now: impl Fn(usize) -> TargetNow,
-        count: impl FnOnce(&Target) -> T,
+        count: impl FnOnce(&NamedModel) -> T,
     ) -> Option<T> {
         let meaning = self.profile.get(name).map_or_else(|| self.meanings.get(name), Option::as_ref);
         match meaning? {

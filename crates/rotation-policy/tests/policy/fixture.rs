@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use poorwill_rotation_policy::{
-    Effect, EngineState, Event, Gpu, Input, ModelId, OpId, Outcome, Policy, Refusal, RequestId, Rules, Task,
-    Time,
+    Effect, EngineState, Event, Gpu, Input, ModelId, OpId, Policy, Refusal, RequestId, Rules, Task,
+    TaskOutcome, Time,
 };
 
 pub(crate) const GIB: u64 = 1 << 30;
@@ -30,7 +30,7 @@ pub(crate) struct Fixture {
     /// What probes find.
     state: EngineState,
     /// Outcomes to use instead for a model's task, each once.
-    pub(crate) instead: Vec<(usize, Task, Outcome)>,
+    pub(crate) instead: Vec<(usize, Task, TaskOutcome)>,
     /// Tasks that end only when a test ends them, each once, and those that were started.
     pub(crate) late: Vec<(usize, Task)>,
     open: Vec<(OpId, usize, Task)>,
@@ -124,14 +124,14 @@ impl Fixture {
         }
     }
 
-    fn outcome(&mut self, model: usize, task: Task) -> Outcome {
-        let is_said = |(other, of, _): &(usize, Task, Outcome)| (*other, *of) == (model, task);
+    fn outcome(&mut self, model: usize, task: Task) -> TaskOutcome {
+        let is_said = |(other, of, _): &(usize, Task, TaskOutcome)| (*other, *of) == (model, task);
         if let Some(at) = self.instead.iter().position(is_said) {
             return self.instead.remove(at).2;
         }
         match task {
-            Task::Probe if self.hibernates[model] => Outcome::Probed(EngineState::Hibernating),
-            Task::Probe => Outcome::Probed(self.state),
+            Task::Probe if self.hibernates[model] => TaskOutcome::Probed(EngineState::Hibernating),
+            Task::Probe => TaskOutcome::Probed(self.state),
             Task::Measure => {
                 let held = |other: usize| match (self.awake[other], self.hibernates[other]) {
                     (true, _) => self.needs[other] + self.residue,
@@ -142,22 +142,22 @@ impl Fixture {
                     let is_on = |other: &usize| self.rules[*other].gpus.contains(gpu);
                     CARD - (0..self.needs.len()).filter(is_on).map(held).sum::<u64>()
                 };
-                Outcome::Free(self.rules[model].gpus.iter().map(free).collect())
+                TaskOutcome::Free(self.rules[model].gpus.iter().map(free).collect())
             }
             Task::Start | Task::Wake | Task::Stop | Task::Sleep => {
                 assert!(!self.hibernates[model] || task == Task::Stop, "{task:?} of a hibernating engine");
                 self.hibernates[model] = false;
                 self.is_stopped[model] = task == Task::Stop;
                 self.awake[model] = matches!(task, Task::Start | Task::Wake);
-                Outcome::Done
+                TaskOutcome::Done
             }
             Task::Hibernate | Task::Resume => {
                 assert_eq!((self.awake[model], self.hibernates[model]), (false, task == Task::Resume));
                 self.hibernates[model] = task == Task::Hibernate;
-                Outcome::Done
+                TaskOutcome::Done
             }
-            Task::Confirm => Outcome::Awake(self.awake[model]),
-            Task::Canary => Outcome::Canary(Ok(())),
+            Task::Confirm => TaskOutcome::Awake(self.awake[model]),
+            Task::Canary => TaskOutcome::Canary(Ok(())),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use poorwill_rotation_policy::{
-    EngineState, Event, Input, ModelId, Outcome, Refusal, Rules, StageName, Task,
+    EngineState, Event, Input, ModelId, Refusal, Rules, StageName, Task, TaskOutcome,
 };
 
 use super::fixture::{Fixture, GIB, seconds};
@@ -129,19 +129,19 @@ fn too_much_residue_on_a_gpu_has_the_longest_idle_hibernate() {
 #[test]
 fn a_failed_hibernation_leaves_it_asleep_and_is_tried_again_after_growing_pauses() {
     // `pause_min` is 5 s.
-    assert_eq!(tries_after(Outcome::Failed), [0, 5, 15, 35]);
+    assert_eq!(tries_after(TaskOutcome::Failed), [0, 5, 15, 35]);
 }
 
 #[test]
 fn one_that_failed_without_its_engines_fault_is_tried_again_after_the_same_pause() {
-    assert_eq!(tries_after(Outcome::Later), [0, 5, 10, 15]);
+    assert_eq!(tries_after(TaskOutcome::Later), [0, 5, 10, 15]);
 }
 
 #[test]
 fn a_model_gets_its_memory_although_no_sleeper_can_hibernate() {
     let mut fixture = fixture(&[40 * GIB, 78 * GIB + GIB / 2], |_, _| {});
     fixture.settle();
-    let later = |_| (0, Task::Hibernate, Outcome::Later("the helper ended".to_owned()));
+    let later = |_| (0, Task::Hibernate, TaskOutcome::Later("the helper ended".to_owned()));
     fixture.instead = (0..50).map(later).collect();
     moves(&mut fixture);
     let request = fixture.ask(1);
@@ -157,7 +157,7 @@ fn a_model_gets_its_memory_although_no_sleeper_can_hibernate() {
 fn one_that_a_helper_did_not_take_off_on_request_is_tried_again() {
     let mut fixture = fixture(&[40 * GIB], |_, _| {});
     fixture.settle();
-    fixture.instead = vec![(0, Task::Hibernate, Outcome::Later("the helper ended".to_owned()))];
+    fixture.instead = vec![(0, Task::Hibernate, TaskOutcome::Later("the helper ended".to_owned()))];
     fixture.input(Input::Hibernate(ModelId(0)));
     fixture.settle();
     assert_eq!(fixture.stage(0), "asleep");
@@ -176,7 +176,7 @@ fn one_that_needs_more_than_was_measured_gets_its_gpus_alone() {
     fixture.use_once(1);
     fixture.settle();
     assert_eq!(fixture.stages(), ["hibernating", "ready"]);
-    let more = || (0, Task::Resume, Outcome::NeedsMore("51 GiB".to_owned()));
+    let more = || (0, Task::Resume, TaskOutcome::NeedsMore("51 GiB".to_owned()));
     fixture.instead = vec![more(), more()];
     let first = fixture.ask(0);
     fixture.pass(100);
@@ -190,7 +190,7 @@ fn one_that_needs_more_than_was_measured_gets_its_gpus_alone() {
 }
 
 /// The seconds at which a hibernation is tried whose first three tries have such an outcome.
-fn tries_after(outcome: fn(String) -> Outcome) -> Vec<u64> {
+fn tries_after(outcome: fn(String) -> TaskOutcome) -> Vec<u64> {
     let mut fixture = fixture(&[40 * GIB], |_, rules| after(rules, Duration::ZERO));
     fixture.settle();
     fixture.use_once(0);
@@ -212,8 +212,8 @@ fn tries_after(outcome: fn(String) -> Outcome) -> Vec<u64> {
 #[test]
 fn a_failed_hibernation_that_took_place_is_found() {
     let mut fixture = fixture(&[40 * GIB], |_, rules| after(rules, seconds(1)));
-    fixture.instead = vec![(0, Task::Hibernate, Outcome::Failed("the helper ended".to_owned()))];
-    fixture.instead.push((0, Task::Probe, Outcome::Probed(EngineState::Hibernating)));
+    fixture.instead = vec![(0, Task::Hibernate, TaskOutcome::Failed("the helper ended".to_owned()))];
+    fixture.instead.push((0, Task::Probe, TaskOutcome::Probed(EngineState::Hibernating)));
     fixture.pass(1100);
     assert_eq!(fixture.stage(0), "hibernating");
 }
@@ -221,7 +221,8 @@ fn a_failed_hibernation_that_took_place_is_found() {
 #[test]
 fn one_that_cannot_hibernate_sleeps_on_until_its_next_start() {
     let mut fixture = fixture(&[40 * GIB], |_, rules| after(rules, seconds(1)));
-    fixture.instead = vec![(0, Task::Hibernate, Outcome::Unsupported("it has a communicator".to_owned()))];
+    fixture.instead =
+        vec![(0, Task::Hibernate, TaskOutcome::Unsupported("it has a communicator".to_owned()))];
     fixture.pass(900_000);
     assert_eq!((fixture.stage(0), failures(&fixture).len()), ("asleep", 1), "{:?}", fixture.events);
     assert!(!fixture.policy.status(ModelId(0)).unwrap().can_hibernate);
@@ -248,7 +249,7 @@ fn a_residue_that_stays_is_reported_and_its_engine_resumed() {
 #[test]
 fn a_failed_resume_is_repeated_once_and_then_the_engine_is_restarted() {
     let mut fixture = fixture(&[40 * GIB], |_, rules| after(rules, seconds(1)));
-    let failed = || (0, Task::Resume, Outcome::Failed("no".to_owned()));
+    let failed = || (0, Task::Resume, TaskOutcome::Failed("no".to_owned()));
     for (failures, expected) in [
         (1, vec![Task::Hibernate, Task::Resume, Task::Resume, Task::Wake]),
         (2, vec![Task::Hibernate, Task::Resume, Task::Resume, Task::Stop, Task::Start]),
@@ -290,7 +291,7 @@ fn a_hibernation_that_is_checked_again_is_asked_for() {
     let mut fixture = fixture(&[40 * GIB; 2], |_, rules| after(rules, Duration::ZERO));
     fixture.settle();
     moves(&mut fixture);
-    fixture.instead = vec![(1, Task::Probe, Outcome::Probed(EngineState::Asleep))];
+    fixture.instead = vec![(1, Task::Probe, TaskOutcome::Probed(EngineState::Asleep))];
     fixture.late = vec![(1, Task::Hibernate)];
     (0..2).for_each(|model| fixture.input(Input::Recheck(ModelId(model))));
     assert_eq!(fixture.tasks[..2], [(0, Task::Probe), (1, Task::Probe)]);
@@ -342,7 +343,7 @@ fn an_engine_is_let_be_while_nothing_is_known_of_it() {
     let mut fixture = fixture(&[40 * GIB], |_, rules| after(rules, seconds(1)));
     fixture.pass(1200);
     moves(&mut fixture);
-    let later = |task| (0, task, Outcome::Later("no helper".to_owned()));
+    let later = |task| (0, task, TaskOutcome::Later("no helper".to_owned()));
     fixture.instead = (0..5).map(|_| later(Task::Probe)).collect();
     fixture.input(Input::Recheck(ModelId(0)));
     let request = fixture.ask(0);
@@ -363,7 +364,7 @@ fn a_resume_that_has_to_wait_refuses_requests_and_stops_no_engine() {
     let mut fixture = fixture(&[40 * GIB], |_, rules| after(rules, seconds(1)));
     fixture.pass(1200);
     moves(&mut fixture);
-    let later = || (0, Task::Resume, Outcome::Later("its GPU is full".to_owned()));
+    let later = || (0, Task::Resume, TaskOutcome::Later("its GPU is full".to_owned()));
     fixture.instead = vec![later(), later()];
     let first = fixture.ask(0);
     fixture.pass(100);
@@ -382,7 +383,8 @@ fn one_that_cannot_hibernate_tries_again_after_a_reload() {
         after(rules, seconds(1));
         kept.replace(Some(rules.clone()));
     });
-    fixture.instead = vec![(0, Task::Hibernate, Outcome::Unsupported("the driver is too old".to_owned()))];
+    fixture.instead =
+        vec![(0, Task::Hibernate, TaskOutcome::Unsupported("the driver is too old".to_owned()))];
     fixture.pass(1200);
     let why = |fixture: &Fixture| fixture.policy.status(ModelId(0)).unwrap().cannot_hibernate;
     assert_eq!((fixture.stage(0), why(&fixture).as_deref()), ("asleep", Some("the driver is too old")));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use poorwill_rotation_policy::{
-    EngineState, Event, Gpu, Input, ModelId, Outcome, Refusal, RequestId, Rules, StageName, Task,
+    EngineState, Event, Gpu, Input, ModelId, Refusal, RequestId, Rules, StageName, Task, TaskOutcome,
 };
 
 use super::fixture::{CARD, Fixture, GIB, seconds};
@@ -535,7 +535,7 @@ fn a_failed_preload_is_tried_again_after_those_that_wait() {
         rules.together = (model < 2).then(|| "set".into());
     });
     fixture.late = vec![(0, Task::Wake)];
-    fixture.instead.push((0, Task::Wake, Outcome::Failed("it crashed".to_owned())));
+    fixture.instead.push((0, Task::Wake, TaskOutcome::Failed("it crashed".to_owned())));
     fixture.use_once(1);
     assert_eq!(fixture.stages(), ["waking", "ready", "asleep"]);
     let request = fixture.ask(2);
@@ -548,7 +548,7 @@ fn a_failed_preload_is_tried_again_after_those_that_wait() {
 #[test]
 fn an_engine_that_lacks_what_it_needs_is_started_once() {
     let mut fixture = Fixture::found(&[40 * GIB], EngineState::Gone, |_, rules| rules.can_restart = true);
-    fixture.instead.push((0, Task::Start, Outcome::Unsupported("it has no sleep mode".to_owned())));
+    fixture.instead.push((0, Task::Start, TaskOutcome::Unsupported("it has no sleep mode".to_owned())));
     let request = fixture.ask(0);
     let starts = fixture.tasks.iter().filter(|(_, task)| *task == Task::Start).count();
     assert_eq!((fixture.stage(0), starts), ("quarantined", 1));
@@ -672,7 +672,7 @@ fn requests_that_left_are_forgotten() {
 #[test]
 fn gibberish_is_answered_by_one_restart_and_then_by_being_left_alone_for_longer_and_longer() {
     let mut fixture = Fixture::of(&[40 * GIB], |_, rules| rules.can_restart = true);
-    let wrong = || (0, Task::Canary, Outcome::Canary(Err("asdf".to_owned())));
+    let wrong = || (0, Task::Canary, TaskOutcome::Canary(Err("asdf".to_owned())));
     fixture.instead = vec![wrong()];
     let request = fixture.ask(0);
     assert_eq!(fixture.admitted, [(request, 0)], "one restart is enough here");
@@ -706,7 +706,7 @@ fn a_model_that_reports_sleep_and_holds_its_memory_is_stopped() {
     let mut fixture = Fixture::of(&[70 * GIB; 2], |_, rules| rules.can_restart = true);
     let first = fixture.ask(0);
     fixture.answer(first);
-    let kept = Outcome::Free(vec![CARD - 70 * GIB]);
+    let kept = TaskOutcome::Free(vec![CARD - 70 * GIB]);
     // From the second measurement on: before its sleep, and then as long as the service waits.
     fixture.instead = (0..700).map(|_| (0, Task::Measure, kept.clone())).collect();
     let second = fixture.ask(1);
@@ -734,7 +734,7 @@ fn memory_that_cannot_be_measured_is_a_failure_of_the_search() {
         let mut fixture = Fixture::of(&[40 * GIB], |_, rules| {
             (rules.limits.find_memory, rules.can_restart) = (seconds(1), can_restart);
         });
-        let broken = || (0, Task::Measure, Outcome::Failed("cannot measure GPU 0".to_owned()));
+        let broken = || (0, Task::Measure, TaskOutcome::Failed("cannot measure GPU 0".to_owned()));
         fixture.instead = (0..500).map(|_| broken()).collect();
         let request = fixture.ask(0);
         fixture.pass(1500);
@@ -754,7 +754,7 @@ fn an_engine_that_is_stopped_for_lack_of_memory_failed_in_the_search() {
     });
     // It changes all the time, so no measurement decides.
     fixture.instead =
-        (0..500).map(|nth| (0, Task::Measure, Outcome::Free(vec![GIB * (1 + nth % 2)]))).collect();
+        (0..500).map(|nth| (0, Task::Measure, TaskOutcome::Free(vec![GIB * (1 + nth % 2)]))).collect();
     fixture.ask(0);
     fixture.pass(1500);
     assert!(fixture.tasks.contains(&(0, Task::Stop)));
@@ -766,7 +766,7 @@ fn an_engine_that_is_stopped_for_lack_of_memory_failed_in_the_search() {
 fn measurements_decide_not_estimates() {
     let mut fixture = Fixture::of(&[40 * GIB], |_, rules| rules.limits.find_memory = seconds(1));
     // Another program has the GPU.
-    fixture.instead = (0..500).map(|_| (0, Task::Measure, Outcome::Free(vec![GIB]))).collect();
+    fixture.instead = (0..500).map(|_| (0, Task::Measure, TaskOutcome::Free(vec![GIB]))).collect();
     let request = fixture.ask(0);
     fixture.pass(1500);
     assert!(matches!(fixture.refused[&request], Refusal::NoMemory { .. }));

@@ -3,7 +3,7 @@
 use toml::{Table, Value};
 
 use super::super::draft::{EngineDraft, ModelDraft, literal};
-use super::super::engines::{CommandLine, Kind, is_secret_name, without_secrets};
+use super::super::engines::{CommandLine, EngineProgram, is_secret_name, without_secrets};
 use super::command::words;
 use super::macros::Scope;
 use super::ports;
@@ -172,7 +172,7 @@ fn engine(
     warnings: &mut Warnings,
 ) -> Result<EngineDraft, Mistake> {
     let kind = CommandLine::of(&model.command).map(|line| (line.kind, line));
-    if let Some((kind @ (Kind::Vllm | Kind::Sglang), line)) = kind {
+    if let Some((kind @ (EngineProgram::Vllm | EngineProgram::Sglang), line)) = kind {
         let has_option = kind.sleep_option().is_some_and(|option| line.has(option));
         let is_set = |(name, value): (&str, &str)| {
             model.environment.iter().any(|(variable, set)| variable == name && set == value)
@@ -185,7 +185,7 @@ fn engine(
                 kind.sleep_needs()
             ));
         }
-        return Ok(if kind == Kind::Vllm {
+        return Ok(if kind == EngineProgram::Vllm {
             EngineDraft::Vllm { sleeps }
         } else {
             EngineDraft::Sglang { sleeps }

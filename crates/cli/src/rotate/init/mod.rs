@@ -13,7 +13,7 @@ use toml::{Table, Value};
 
 use self::running::{RunningEngine, running};
 use super::draft::{self, Draft, EngineDraft, ModelDraft, literal};
-use super::engines::{Kind, without_secrets};
+use super::engines::{EngineProgram, without_secrets};
 use poorwill_local::failure::{CommandOutput, Failure};
 
 /// The first port to try for a listener.
@@ -144,19 +144,19 @@ fn model(engine: &RunningEngine, taken: &mut BTreeSet<String>) -> ModelDraft {
     }
     let kind = engine.line.kind;
     let engine_draft = match kind {
-        Kind::Vllm | Kind::Mock => EngineDraft::Vllm { sleeps: true },
-        Kind::Sglang => EngineDraft::Sglang { sleeps: true },
-        Kind::Ollama => EngineDraft::Other {
+        EngineProgram::Vllm | EngineProgram::Mock => EngineDraft::Vllm { sleeps: true },
+        EngineProgram::Sglang => EngineDraft::Sglang { sleeps: true },
+        EngineProgram::Ollama => EngineDraft::Other {
             health: "/api/version".to_owned(),
             calls: ollama_calls(&literal(&served_as)),
         },
-        Kind::LlamaServer | Kind::TextEmbeddings | Kind::Infinity => {
+        EngineProgram::LlamaServer | EngineProgram::TextEmbeddings | EngineProgram::Infinity => {
             EngineDraft::Other { health: "/health".to_owned(), calls: Vec::new() }
         }
     };
     let mut model = ModelDraft::new(literal(&name), engine.url(), engine_draft);
     model.served_as = (name != served_as).then(|| literal(&served_as));
-    if kind == Kind::Ollama {
+    if kind == EngineProgram::Ollama {
         let others: Vec<String> = reported.collect();
         if !others.is_empty() {
             model.notes.push(format!(
@@ -219,14 +219,14 @@ fn write_command(model: &mut ModelDraft, engine: &RunningEngine) {
         if lacks_option {
             command.push(option.to_owned());
         }
-        if lacks_option || kind == Kind::Vllm && engine.is_sleeping.is_none() {
+        if lacks_option || kind == EngineProgram::Vllm && engine.is_sleeping.is_none() {
             model.command_notes.push(format!(
                 "As it runs now it cannot sleep. For that it needs {needs}, as it is written below: stop it, and the \
                  service starts it so. Or say sleeps = false under [model.rules], and it is stopped and started instead."
             ));
         }
     }
-    if kind == Kind::Ollama {
+    if kind == EngineProgram::Ollama {
         model.command_notes.push(format!(
             "It needs {}, or it unloads its model by itself: stop it if it runs without, and the service starts it so.",
             kind.sleep_needs()

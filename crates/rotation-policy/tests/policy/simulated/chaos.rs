@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use poorwill_rotation_policy::{EngineState, Gpu, Input, ModelId, Outcome, Rules};
+use poorwill_rotation_policy::{EngineState, Gpu, Input, ModelId, Rules, TaskOutcome};
 
 use super::{CARD, Engine, Faults, GIB, Occurrence, Request, Rng, Simulation, State, engine};
 
@@ -141,11 +141,11 @@ impl Simulation {
         let Some(most) = (self.old_ops.len() as u64).checked_sub(1).filter(|_| self.is_wild) else { return };
         let op = self.old_ops[usize::try_from(most - self.rng.below(most.min(20) + 1)).unwrap()];
         let outcome = match self.rng.below(5) {
-            0 => Outcome::Done,
-            1 => Outcome::Free(vec![CARD; 2]),
-            2 => Outcome::Canary(Ok(())),
-            3 => Outcome::Probed(EngineState::Awake),
-            _ => Outcome::Failed("late".to_owned()),
+            0 => TaskOutcome::Done,
+            1 => TaskOutcome::Free(vec![CARD; 2]),
+            2 => TaskOutcome::Canary(Ok(())),
+            3 => TaskOutcome::Probed(EngineState::Awake),
+            _ => TaskOutcome::Failed("late".to_owned()),
         };
         // They change nothing, so no effect follows.
         let effects = self.policy.step(self.now, Input::Ended { op, outcome });

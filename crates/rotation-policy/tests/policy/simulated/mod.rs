@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use poorwill_rotation_policy::{
-    Effect, EngineState, Event, Gpu, Input, Limits, ModelId, OpId, Outcome, Policy, Refusal, RequestId,
-    Rules, StageName, Task, Time,
+    Effect, EngineState, Event, Gpu, Input, Limits, ModelId, OpId, Policy, Refusal, RequestId, Rules,
+    StageName, Task, TaskOutcome, Time,
 };
 
 const GIB: u64 = 1 << 30;
@@ -516,24 +516,24 @@ impl Simulation {
         }
     }
 
-    fn outcome(&mut self, model: usize, task: Task) -> Outcome {
+    fn outcome(&mut self, model: usize, task: Task) -> TaskOutcome {
         if task != Task::Measure && self.lying(Faults::Fails, 8) {
-            return Outcome::Failed("HTTP 500".to_owned());
+            return TaskOutcome::Failed("HTTP 500".to_owned());
         }
         let state = self.engines[model].state;
         let gpus = self.engines[model].rules.gpus.clone();
         match task {
-            Task::Probe => Outcome::Probed(match state {
+            Task::Probe => TaskOutcome::Probed(match state {
                 State::Gone => EngineState::Gone,
                 State::Awake => EngineState::Awake,
                 State::Asleep => EngineState::Asleep,
                 State::Hibernating => EngineState::Hibernating,
             }),
-            Task::Measure => Outcome::Free(gpus.iter().map(|gpu| self.free(*gpu)).collect()),
+            Task::Measure => TaskOutcome::Free(gpus.iter().map(|gpu| self.free(*gpu)).collect()),
             Task::Start => self.come_up(model, "it was there already", state == State::Gone),
             Task::Wake => {
                 if self.lying(Faults::Dozes, 4) {
-                    return Outcome::Done;
+                    return TaskOutcome::Done;
                 }
                 let is_gibberish = self.lying(Faults::Gibberish, 4);
                 let outcome = self.come_up(model, "it was not asleep", state == State::Asleep);
@@ -546,46 +546,46 @@ impl Simulation {
                 for request in self.running_of(model) {
                     self.at(Duration::ZERO, Occurrence::Leave(request));
                 }
-                Outcome::Done
+                TaskOutcome::Done
             }
-            Task::Hibernate if state != State::Asleep => Outcome::Failed("it was not asleep".to_owned()),
+            Task::Hibernate if state != State::Asleep => TaskOutcome::Failed("it was not asleep".to_owned()),
             Task::Hibernate if self.lying(Faults::Refuses, 2) => {
-                Outcome::Unsupported("it has a communicator".to_owned())
+                TaskOutcome::Unsupported("it has a communicator".to_owned())
             }
             Task::Hibernate => {
                 self.go_into_hibernation(model);
-                Outcome::Done
+                TaskOutcome::Done
             }
             Task::Resume => self.resume(model),
             Task::Sleep => self.fall_asleep(model),
-            Task::Confirm if state == State::Gone => Outcome::Failed("no answer".to_owned()),
-            Task::Confirm => Outcome::Awake(state == State::Awake || self.faults == Faults::Dozes),
+            Task::Confirm if state == State::Gone => TaskOutcome::Failed("no answer".to_owned()),
+            Task::Confirm => TaskOutcome::Awake(state == State::Awake || self.faults == Faults::Dozes),
             Task::Canary => {
                 let engine = &mut self.engines[model];
                 engine.is_proved = state == State::Awake && !engine.is_gibberish;
                 let right = engine.is_proved;
-                Outcome::Canary(if right { Ok(()) } else { Err("asdf asdf".to_owned()) })
+                TaskOutcome::Canary(if right { Ok(()) } else { Err("asdf asdf".to_owned()) })
             }
         }
     }
 
-    fn come_up(&mut self, model: usize, otherwise: &str, may: bool) -> Outcome {
+    fn come_up(&mut self, model: usize, otherwise: &str, may: bool) -> TaskOutcome {
         let engine = &self.engines[model];
         if !may {
-            return Outcome::Failed(otherwise.to_owned());
+            return TaskOutcome::Failed(otherwise.to_owned());
         }
         let lacks = engine.awake_bytes - engine.held_bytes;
         if engine.rules.gpus.iter().any(|gpu| self.free(*gpu) < lacks) {
-            return Outcome::Failed("out of memory".to_owned());
+            return TaskOutcome::Failed("out of memory".to_owned());
         }
         let engine = &mut self.engines[model];
         (engine.state, engine.held_bytes, engine.is_gibberish) = (State::Awake, engine.awake_bytes, false);
-        Outcome::Done
+        TaskOutcome::Done
     }
 
-    fn fall_asleep(&mut self, model: usize) -> Outcome {
+    fn fall_asleep(&mut self, model: usize) -> TaskOutcome {
         if self.engines[model].state != State::Awake {
-            return Outcome::Failed("it was not awake".to_owned());
+            return TaskOutcome::Failed("it was not awake".to_owned());
         }
         self.engines[model].state = State::Asleep;
         if self.lying(Faults::Leaks, 2) {
@@ -602,7 +602,7 @@ impl Simulation {
         };
         let wait = self.rng.millis(0, 150);
         self.at(wait, Occurrence::Release { model, to });
-        Outcome::Done
+        TaskOutcome::Done
     }
 
     fn go_into_hibernation(&mut self, model: usize) {
@@ -618,21 +618,21 @@ impl Simulation {
     }
 
     /// One that does not hibernate stays as it is.
-    fn resume(&mut self, model: usize) -> Outcome {
+    fn resume(&mut self, model: usize) -> TaskOutcome {
         if self.engines[model].state != State::Hibernating {
-            return Outcome::Done;
+            return TaskOutcome::Done;
         }
         if self.lying(Faults::Sticks, 2) {
-            return Outcome::Failed("it was not put back".to_owned());
+            return TaskOutcome::Failed("it was not put back".to_owned());
         }
         let engine = &self.engines[model];
         let lacks = engine.asleep_bytes.saturating_sub(engine.held_bytes);
         if engine.rules.gpus.iter().any(|gpu| self.free(*gpu) < lacks) {
-            return Outcome::Failed("out of memory".to_owned());
+            return TaskOutcome::Failed("out of memory".to_owned());
         }
         let engine = &mut self.engines[model];
         (engine.state, engine.held_bytes) = (State::Asleep, engine.asleep_bytes);
-        Outcome::Done
+        TaskOutcome::Done
     }
 
     /// The invariants.

@@ -7,7 +7,7 @@ use std::f64::consts::TAU;
 use std::time::Duration;
 
 use poorwill_rotation_policy::{
-    Effect, EngineState, Gpu, Input, ModelId, OpId, Outcome, Policy, RequestId, Rules, Task, Time,
+    Effect, EngineState, Gpu, Input, ModelId, OpId, Policy, RequestId, Rules, Task, TaskOutcome, Time,
 };
 
 pub(crate) const GIB: u64 = 1 << 30;
@@ -302,9 +302,9 @@ impl Traffic {
         self.after(takes, Moment::End(op));
     }
 
-    fn outcome(&mut self, model: usize, task: Task) -> Outcome {
+    fn outcome(&mut self, model: usize, task: Task) -> TaskOutcome {
         match task {
-            Task::Probe => Outcome::Probed(EngineState::Asleep),
+            Task::Probe => TaskOutcome::Probed(EngineState::Asleep),
             Task::Measure => {
                 let held = |(nth, cost): (usize, &Cost)| match (self.is_awake[nth], self.hibernates[nth]) {
                     (true, _) => cost.need_bytes + cost.residue_bytes,
@@ -312,20 +312,20 @@ impl Traffic {
                     (false, false) => cost.residue_bytes,
                 };
                 let held: u64 = self.costs.iter().enumerate().map(held).sum();
-                Outcome::Free(vec![self.card_bytes - held])
+                TaskOutcome::Free(vec![self.card_bytes - held])
             }
             Task::Start | Task::Wake | Task::Stop | Task::Sleep => {
                 self.is_awake[model] = matches!(task, Task::Start | Task::Wake);
                 let awake = self.is_awake.iter().filter(|is_awake| **is_awake).count();
                 self.most_awake = self.most_awake.max(awake);
-                Outcome::Done
+                TaskOutcome::Done
             }
             Task::Hibernate | Task::Resume => {
                 self.hibernates[model] = task == Task::Hibernate;
-                Outcome::Done
+                TaskOutcome::Done
             }
-            Task::Confirm => Outcome::Awake(self.is_awake[model]),
-            Task::Canary => Outcome::Canary(Ok(())),
+            Task::Confirm => TaskOutcome::Awake(self.is_awake[model]),
+            Task::Canary => TaskOutcome::Canary(Ok(())),
         }
     }
 }
