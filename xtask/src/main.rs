@@ -42,7 +42,7 @@ Commands:
   test [-- ARGS]  build and run the tests of a developer's day: every promise on the host device, over the fake
                   CUDA library and on an NVIDIA GPU if one is here, documentation, and the Python package, also in
                   the code of vLLM and SGLang (0.4 GB to fetch, once);
-                  ARGS go to `cargo test`: `cargo xtask test -- --package poorwill-core pool`
+                  ARGS go to `cargo test`: `cargo xtask test -- --package poorwill-core-tests pool`
   test --full     everything: usual cases of random tests (fewer over the fake library and on a GPU, as the
                   same code runs on the host device), long tests, rotation's page in a browser, every
                   version of vLLM (another 0.25 GB), the Python package over PyTorch (0.75 GB to fetch,

@@ -59,6 +59,9 @@ const ARROWS: &[(&str, &[&str])] = &[
 /// How the name of a benchmark that compiles a peer begins.
 const BENCH: &str = "poorwill-bench-";
 
+/// How the name of a package of tests ends, behind that of the crate whose promises it holds.
+const TESTS: &str = "-tests";
+
 /// What any crate may use in its tests, beside its own row of the table.
 const FOR_TESTS: &[&str] =
     &["poorwill-testkit", "poorwill-driver", "poorwill-bench", "poorwill-fake-libcuda", "poorwill-fake-nvml"];
@@ -171,7 +174,10 @@ struct Crate {
 fn problems(crates: &[Crate]) -> Vec<String> {
     let mut problems = Vec::new();
     for Crate { name, needs } in crates {
-        let Some((_, allowed)) = ARROWS.iter().find(|(row, _)| row == name) else {
+        // Tests that are a package of their own may use what their crate's tests might.
+        let tested = name.strip_suffix(TESTS);
+        let row = tested.unwrap_or(name);
+        let Some((_, allowed)) = ARROWS.iter().find(|(name, _)| *name == row) else {
             problems.push(format!("`{name}` is not in the table of arrows: add it to the table"));
             continue;
         };
@@ -179,7 +185,8 @@ fn problems(crates: &[Crate]) -> Vec<String> {
             let in_table = allowed.contains(&needed.as_str());
             let for_tests =
                 FOR_TESTS.contains(&needed.as_str()) || FOR_EXAMPLES == (name.as_str(), needed.as_str());
-            let is_allowed = in_table || for_tests && *kind == DependencyKind::Development;
+            let is_for_tests = *kind == DependencyKind::Development || tested.is_some();
+            let is_allowed = in_table || for_tests && is_for_tests || tested == Some(needed);
             if !is_allowed {
                 problems.push(format!(
                     "`{name}` must not have `{needed}` as a {kind} dependency; it may stand on {allowed:?}, \
@@ -288,6 +295,8 @@ mod the_checker {
             ("poorwill-testkit", "poorwill", Normal),
             ("poorwill-cli", "xtask", Development),
             ("poorwill-core", "poorwill-bench-alloc", Development),
+            ("poorwill-core-tests", "poorwill", Normal),
+            ("poorwill", "poorwill-core-tests", Development),
         ] {
             let problems = problems(&[krate(from, &[(to, kind)])]);
             assert!(

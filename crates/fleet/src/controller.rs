@@ -250,7 +250,7 @@ impl Candidate {
                 revision = answer.revision;
             }
             for change in changes {
-                tracing::info!(%change, "placed");
+                tracing::info!(%change, "changed a placement");
             }
         }
         let written = u64::try_from(plan.changes.len()).unwrap_or(u64::MAX);

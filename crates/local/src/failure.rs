@@ -27,13 +27,15 @@ pub struct Failure {
     excerpt: Option<String>,
     /// What programs may want to know, beside the message in JSON.
     details: Map<String, Value>,
+    /// Further mistakes, each with an excerpt of its own.
+    others: Vec<Failure>,
 }
 
 impl Failure {
     /// With a message that names the operation and the next step.
     #[must_use]
     pub fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), excerpt: None, details: Map::new() }
+        Self { message: message.into(), excerpt: None, details: Map::new(), others: Vec::new() }
     }
 
     /// With lines of a file that show the mistake.
@@ -48,8 +50,14 @@ impl Failure {
         Self { details, ..self }
     }
 
+    /// With further mistakes, each with an excerpt of its own.
+    #[must_use]
+    pub fn with_others(self, others: Vec<Self>) -> Self {
+        Self { others, ..self }
+    }
+
     fn json(&self) -> Value {
-        let mut fields = Map::from_iter([("error".to_owned(), Value::from(self.message.as_str()))]);
+        let mut fields = Map::from_iter([("error".to_owned(), Value::from(self.to_string()))]);
         fields.extend(self.details.clone());
         Value::Object(fields)
     }
@@ -57,7 +65,8 @@ impl Failure {
     fn print(&self) {
         let excerpt = self.excerpt.as_ref().map(|excerpt| format!("{excerpt}\n")).unwrap_or_default();
         // Without standard error there is no place for the message.
-        let _ = write!(io::stderr(), "error: {self}\n{excerpt}");
+        let _ = write!(io::stderr(), "error: {}\n{excerpt}", self.message);
+        self.others.iter().for_each(Self::print);
     }
 }
 
@@ -68,8 +77,10 @@ impl<E: Error + 'static> From<E> for Failure {
 }
 
 impl fmt::Display for Failure {
+    /// A line for each mistake.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
+        f.write_str(&self.message)?;
+        self.others.iter().try_for_each(|other| write!(f, "\n{other}"))
     }
 }
 

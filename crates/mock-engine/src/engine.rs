@@ -335,7 +335,7 @@ impl Engine {
 
     async fn maybe_hang(&self, fault: Fault) {
         if self.faults.occurs(fault) {
-            self.faults.cleared(fault).await;
+            self.faults.wait_until_cleared(fault).await;
         }
     }
 

@@ -241,7 +241,7 @@ impl Faults {
     }
 
     /// Waits until this fault is no longer active.
-    pub(crate) async fn cleared(&self, fault: Fault) {
+    pub(crate) async fn wait_until_cleared(&self, fault: Fault) {
         let mut active = self.active.subscribe();
         // `self` holds the sender, so it cannot close.
         let _ = active.wait_for(|specs| specs.iter().all(|spec| spec.fault != fault)).await;

@@ -137,7 +137,7 @@ impl Admitted {
         tokio::select! {
             () = disconnected => false,
             _ = self.aborts.changed() => false,
-            () = self.engine.faults().cleared(Fault::HangsInAnswer) => true,
+            () = self.engine.faults().wait_until_cleared(Fault::HangsInAnswer) => true,
         }
     }
 

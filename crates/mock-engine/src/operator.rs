@@ -30,7 +30,7 @@ pub(crate) fn router(like: Like) -> Router<Arc<Engine>> {
         Like::Ollama => Router::new()
             .route("/", get(async || "Ollama is running"))
             .route("/api/version", get(async || Json(json!({ "version": "0.0.0" }))))
-            .route("/api/ps", get(loaded))
+            .route("/api/ps", get(list_loaded))
             .route("/api/generate", post(load_or_unload)),
     }
 }
@@ -97,7 +97,7 @@ async fn collective_rpc(State(engine): SharedEngine, body: RequestBody) -> HttpR
     }
 }
 
-async fn loaded(State(engine): SharedEngine) -> Json<Value> {
+async fn list_loaded(State(engine): SharedEngine) -> Json<Value> {
     let model = json!({ "name": engine.model(), "model": engine.model() });
     Json(json!({ "models": if reports_sleep(&engine) { vec![] } else { vec![model] } }))
 }

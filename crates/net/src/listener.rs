@@ -77,7 +77,7 @@ pub async fn bind(
 ///
 /// # Errors
 /// It panicked.
-pub async fn ended(listener: &mut Option<JoinHandle<io::Result<()>>>) -> Result<io::Result<()>, JoinError> {
+pub async fn wait(listener: &mut Option<JoinHandle<io::Result<()>>>) -> Result<io::Result<()>, JoinError> {
     match listener {
         Some(listener) => listener.await,
         None => std::future::pending().await,

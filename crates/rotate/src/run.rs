@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use poorwill_front::backend::Backend;
 use poorwill_front::proxy::{self, Timeouts};
 use poorwill_front::requests::Requests;
-use poorwill_net::listener::{CLOSE_MAX, ListenerError, bind, close, ended};
+use poorwill_net::listener::{CLOSE_MAX, ListenerError, bind, close, wait};
 use poorwill_rotation_policy::Gpu;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -123,7 +123,7 @@ pub async fn begin(config: Config, path: Option<PathBuf>) -> Result<Running, Run
     let backend: Arc<dyn Backend> = Arc::<ServiceHandle>::clone(&handle);
     let front = tokio::spawn(proxy::serve(front, backend, closing.clone(), Timeouts::default()));
     let control = tokio::spawn(control::serve(control, handle, ending.clone()));
-    tracing::info!(front = %front_address, control = %control_address, "running");
+    tracing::info!(front = %front_address, control = %control_address, "the service listens");
     let listeners = [("front", Some(front)), ("control", Some(control))];
     Ok(Running {
         front: front_address,
@@ -173,11 +173,11 @@ impl Running {
     }
 
     /// Waits until a listener stops unexpectedly, and returns why.
-    pub async fn ended(&mut self) -> RunError {
+    pub async fn wait(&mut self) -> RunError {
         let [(_, front), (_, control)] = &mut self.listeners;
         let (nth, how) = tokio::select! {
-            how = ended(front) => (0, how),
-            how = ended(control) => (1, how),
+            how = wait(front) => (0, how),
+            how = wait(control) => (1, how),
         };
         self.listeners[nth].1 = None;
         ListenerError::ended(self.listeners[nth].0, how).into()

@@ -168,34 +168,17 @@ impl Policy {
                 self.engine_failed(id, "it reports that it is asleep");
             }
             (Step::Canary { activated }, TaskOutcome::Canary(Ok(()))) => {
-                self.begin(id, Step::Learn { activated });
+                self.begin(id, Step::Learn { activated })
             }
             (Step::Canary { .. }, TaskOutcome::Canary(Err(reason))) => {
                 self.engine_failed(id, &format!("its canary was wrong: {reason}"));
             }
-            (Step::Learn { activated }, TaskOutcome::Free(free)) => {
-                self.measured(id, &free);
-                let now = self.now;
-                let model = &mut self.models[id];
-                if let Some(activated) = &activated {
-                    model.move_ended(Move::Come(activated.up), now);
-                }
-                if let Some(activated) = activated.filter(|_| !model.is_disturbed) {
-                    let taken = less(&activated.free, &free);
-                    match activated.up {
-                        Activation::Resume | Activation::Wake => model.woke(&taken),
-                        Activation::Start => model.cold = Some(taken),
-                    }
-                }
-                self.become_ready(id);
-            }
+            (Step::Learn { activated }, TaskOutcome::Free(free)) => self.learn(id, activated, &free),
             (Step::Before, TaskOutcome::Free(free)) => {
                 self.measured(id, &free);
                 self.begin(id, Step::Sleep { before: free });
             }
-            (Step::Sleep { before }, TaskOutcome::Done) => {
-                self.begin(id, Step::After { before, last: None });
-            }
+            (Step::Sleep { before }, TaskOutcome::Done) => self.begin(id, Step::After { before, last: None }),
             (Step::After { before, last }, TaskOutcome::Free(free)) => {
                 self.released(id, began, before, last.as_deref(), &free);
             }
@@ -225,16 +208,33 @@ impl Policy {
             (Step::Probe, TaskOutcome::Later(reason)) => self.probe_later(id, &reason),
             (Step::Stop(then), TaskOutcome::Done) => self.stopped(id, then),
             (step, TaskOutcome::Failed(reason)) => self.failed(id, &step, began, &reason),
-            (_, TaskOutcome::Unsupported(reason)) => {
-                // As if it had been started again already.
-                self.models[id].was_restarted = true;
-                self.engine_failed(id, &reason);
-            }
-            (step, other) => {
-                let reason = format!("{:?} was answered with {other:?}", step.task());
-                self.failed(id, &step, began, &reason);
+            (_, TaskOutcome::Unsupported(reason)) => self.give_up(id, &reason),
+            (step, other) => self.failed(id, &step, began, &misplaced(&step, &other)),
+        }
+    }
+
+    /// What a start would not mend.
+    fn give_up(&mut self, id: usize, reason: &str) {
+        // As if it had been started again already.
+        self.models[id].was_restarted = true;
+        self.engine_failed(id, reason);
+    }
+
+    fn learn(&mut self, id: usize, activated: Option<Activated>, free: &[u64]) {
+        self.measured(id, free);
+        let now = self.now;
+        let model = &mut self.models[id];
+        if let Some(activated) = &activated {
+            model.move_ended(Move::Come(activated.up), now);
+        }
+        if let Some(activated) = activated.filter(|_| !model.is_disturbed) {
+            let taken = less(&activated.free, free);
+            match activated.up {
+                Activation::Resume | Activation::Wake => model.woke(&taken),
+                Activation::Start => model.cold = Some(taken),
             }
         }
+        self.become_ready(id);
     }
 
     fn confirm(&mut self, id: usize, up: Activation, free: Vec<u64>) {
@@ -273,14 +273,7 @@ impl Policy {
         let need = model.need(up);
         let lacks = need.is_some_and(|need| need.iter().zip(free).any(|(need, free)| need > free));
         if !lacks {
-            self.models[id].is_preloading = false;
-            let free = free.to_vec();
-            let step = match up {
-                Activation::Resume => Step::Resume { wakes: true },
-                Activation::Wake => Step::Wake { free },
-                Activation::Start => Step::Start { free },
-            };
-            return self.begin(id, step);
+            return self.come(id, up, free);
         }
         if model.is_preloading && model.waiting_since().is_none() {
             self.models[id].is_selected = false;
@@ -309,6 +302,23 @@ impl Policy {
         if self.now < began.after(self.models[id].rules.limits.find_memory) {
             return self.retry(id);
         }
+        self.remove_sleeper(id, up, rests);
+    }
+
+    /// Its memory is there.
+    fn come(&mut self, id: usize, up: Activation, free: &[u64]) {
+        self.models[id].is_preloading = false;
+        let free = free.to_vec();
+        let step = match up {
+            Activation::Resume => Step::Resume { wakes: true },
+            Activation::Wake => Step::Wake { free },
+            Activation::Start => Step::Start { free },
+        };
+        self.begin(id, step);
+    }
+
+    /// The last way to memory: what a sleeping model keeps.
+    fn remove_sleeper(&mut self, id: usize, up: Activation, rests: Stage) {
         match self.sleeper(id) {
             Some(other) => {
                 self.enter(id, rests);
@@ -592,4 +602,8 @@ fn limit_of(limits: &Limits, step: &Step) -> Duration {
 
 pub(super) fn less(before: &[u64], after: &[u64]) -> Vec<u64> {
     before.iter().zip(after).map(|(before, after)| before.saturating_sub(*after)).collect()
+}
+
+fn misplaced(step: &Step, outcome: &TaskOutcome) -> String {
+    format!("{:?} was answered with {outcome:?}", step.task())
 }

@@ -10,8 +10,8 @@ use poorwill_fleet::name::FleetName;
 use poorwill_fleet::policy::Rules;
 use poorwill_fleet::records::Rate;
 use poorwill_fleet::session::check_lease;
-use poorwill_front::file::{self, ConfigError, RawControl, RawFront, Secret, Wait, client_files, invalid};
-use poorwill_front::settings::{Control, Front, Key};
+use poorwill_front::file::{self, ConfigError, RawControl, RawFront, Secret, Wait, client_files};
+use poorwill_front::settings::{Control, Front, Key, Mistakes, SectionMistakes};
 use poorwill_net::tls::ClientFiles;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -87,7 +87,7 @@ impl RouterConfig {
     /// Reads a file.
     ///
     /// # Errors
-    /// What is wrong first; see [`ConfigError`].
+    /// What is wrong; see [`ConfigError`].
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.to_path_buf(), source })?;
@@ -100,50 +100,54 @@ impl RouterConfig {
     /// As [`read`](Self::read).
     pub fn parse(text: &str, secret: &dyn Fn(&str) -> Result<String, String>) -> Result<Self, ConfigError> {
         let file: RouterFile = file::parse(text, secret)?;
-        file.checked(secret).map_err(|error| file::placed(error, text, secret))
+        let mut mistakes = Mistakes::default();
+        let config = file.checked(secret, &mut mistakes);
+        file::without_mistakes(config, mistakes, text, secret)
     }
 }
 
 impl RouterFile {
-    fn checked(self, secret: Secret<'_>) -> Result<RouterConfig, ConfigError> {
-        let invalid = |reason: &str| invalid("fleet", reason);
+    /// `None` only with a mistake.
+    fn checked(self, secret: Secret<'_>, mistakes: &mut Mistakes) -> Option<RouterConfig> {
+        let here = &mut mistakes.of("front");
+        let front = self.front.checked(secret, here);
+        for (what, is_set) in [("keep_alive", front.keep_alive.is_some()), ("passthrough", front.passthrough)]
+        {
+            let reason = format!("{what} is for nodes, which know the engines; leave it out here");
+            here.add_if(is_set, reason);
+        }
+        let control = self.control.map(|table| table.checked(&front, secret, &mut mistakes.of("control")));
+        let rules = self.rules.checked(&mut mistakes.of("rules"));
+        let here = &mut mistakes.of("fleet");
         let RawRouterFleet { name, etcd, etcd_ca, etcd_certificate, etcd_certificate_key, .. } = self.fleet;
         let RawRouterFleet { lease, node_key, node_ca, node_certificate, node_certificate_key, .. } =
             self.fleet;
-        let etcd_tls = client_files("etcd_", etcd_ca, etcd_certificate, etcd_certificate_key);
-        let etcd_tls = etcd_tls.map_err(|reason| invalid(&reason))?;
-        let node_tls = client_files("node_", node_ca, node_certificate, node_certificate_key);
-        let node_tls = node_tls.map_err(|reason| invalid(&reason))?;
-        let key = |source: String| {
-            secret(&source)
-                .and_then(|text| Key::new(&text, None))
-                .map_err(|why| invalid(&format!("node_key: {why}")))
-        };
-        let front = self.front.checked(secret)?;
-        for (what, is_set) in [("keep_alive", front.keep_alive.is_some()), ("passthrough", front.passthrough)]
-        {
-            if is_set {
-                let reason = format!("{what} is for nodes, which know the engines; leave it out here");
-                return Err(file::invalid("front", &reason));
-            }
-        }
-        let control = self.control.map(|control| control.checked(&front, secret)).transpose()?;
-        Ok(RouterConfig {
+        let name = here.right(name.parse().map_err(|error| format!("name: {error}")));
+        let etcd_tls = here.right(client_files("etcd_", etcd_ca, etcd_certificate, etcd_certificate_key));
+        // Without its TLS, https:// would be a mistake, too.
+        let etcd = etcd_tls.as_ref().and_then(|tls| here.right(checked_etcd(etcd, tls.as_ref())));
+        let lease = here.right(check_lease(lease.map(|wait| wait.0)));
+        let node_tls = here.right(client_files("node_", node_ca, node_certificate, node_certificate_key));
+        let node_key = node_key.and_then(|source| {
+            let key = secret(&source).and_then(|text| Key::new(&text, None));
+            here.right(key.map_err(|why| format!("node_key: {why}")))
+        });
+        Some(RouterConfig {
             front: Arc::new(front),
             control: control.map(Arc::new),
-            fleet: name.parse().map_err(|error| invalid(&format!("name: {error}")))?,
-            etcd: checked_etcd(etcd, etcd_tls.as_ref()).map_err(|reason| invalid(&reason))?,
-            etcd_tls,
-            lease: check_lease(lease.map(|wait| wait.0)).map_err(|reason| invalid(&reason))?,
-            node_key: node_key.map(key).transpose()?,
-            node_tls,
-            rules: self.rules.checked()?,
+            fleet: name?,
+            etcd: etcd?,
+            etcd_tls: etcd_tls?,
+            lease: lease?,
+            node_key,
+            node_tls: node_tls?,
+            rules,
         })
     }
 }
 
 impl RawPlacementRules {
-    fn checked(self) -> Result<Rules, ConfigError> {
+    fn checked(self, mistakes: &mut SectionMistakes<'_>) -> Rules {
         let usual = Rules::default();
         let ms = |wait: Option<Wait>, usual: u64| {
             wait.map_or(usual, |wait| u64::try_from(wait.0.as_millis()).unwrap_or(u64::MAX))
@@ -161,16 +165,15 @@ impl RawPlacementRules {
             swaps_per_node_minute: self.swaps_per_node_minute.unwrap_or(usual.swaps_per_node_minute),
             ..usual
         };
-        let zero = [
+        for (what, is_zero) in [
             ("copies_min", rules.copies_min == 0),
             ("copies_max", rules.copies_max == 0),
             ("requests_per_copy", rules.requests_per_copy == 0),
             ("rate_per_copy", rules.rate_per_copy == Rate::default()),
-        ];
-        match zero.iter().find(|(_, is_zero)| *is_zero) {
-            Some((what, _)) => Err(invalid("rules", &format!("{what} is 0; leave it out or make it larger"))),
-            None => Ok(rules),
+        ] {
+            mistakes.add_if(is_zero, format!("{what} is 0; leave it out or make it larger"));
         }
+        rules
     }
 }
 

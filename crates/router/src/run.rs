@@ -9,8 +9,10 @@ use poorwill_fleet::controller::{Controller, Settings};
 use poorwill_fleet::etcd::{Etcd, EtcdError, Limits};
 use poorwill_fleet::keys;
 use poorwill_fleet::mirror::Mirror;
-use poorwill_net::listener::{CLOSE_MAX, ListenerError, bind, close, ended};
+use poorwill_fleet::name::FleetName;
+use poorwill_net::listener::{CLOSE_MAX, ListenerError, bind, close, wait};
 use poorwill_net::tls::{ClientTls, TlsError};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
@@ -72,48 +74,33 @@ pub async fn begin(
     routes: bool,
     controls: bool,
 ) -> Result<RouterRunning, RouterError> {
-    let etcd = Etcd::with_tls(&config.etcd, Limits::for_lease(config.lease), config.etcd_tls.as_ref());
-    let etcd = etcd?;
+    let etcd = Etcd::with_tls(&config.etcd, Limits::for_lease(config.lease), config.etcd_tls.as_ref())?;
     let node_tls = config.node_tls.clone().map(ClientTls::new).transpose()?;
-    let has_tls = node_tls.is_some();
-    let listener = match routes {
+    let front_listener = match routes {
         true => Some(bind("front", config.front.listen).await?),
         false => None,
     };
-    let operators = match &config.control {
+    let control_listener = match &config.control {
         Some(control) => Some((bind("control", control.listen).await?, Arc::clone(control))),
         None => None,
     };
     let mirror = Mirror::start(etcd.clone(), &keys::prefix(&config.fleet));
-    let (sender, table) = watch::channel(Arc::default());
-    let (fleet, mut contents) = (config.fleet.clone(), mirror.contents());
-    let (shown, history) = (contents.clone(), SharedHistory::default());
-    let kept = operators.is_some().then(|| history.clone());
-    let following = tokio::spawn(async move {
-        let _mirror = mirror;
-        while contents.changed().await.is_ok() {
-            sleep(GATHER).await;
-            let now = contents.borrow_and_update().clone();
-            sender.send_replace(Arc::new(RouteTable::of(&fleet, &now, has_tls)));
-            if let Some(history) = &kept {
-                history.take_in(&fleet, now.entries().values(), now_unix_ms());
-            }
-        }
-    });
-    let controller = controls.then(|| {
-        let who = format!("{}:{}", poorwill_net::hostname(), std::process::id());
-        let (fleet, rules, lease_ttl) = (config.fleet.clone(), config.rules.clone(), config.lease);
-        Controller::start(etcd.clone(), Settings { fleet, rules, lease_ttl, who })
-    });
-    let (closing, ending) = (CancellationToken::new(), CancellationToken::new());
-    let (requests, counts) = (Arc::new(Requests::default()), Arc::new(RouteCounts::default()));
-    let control = operators.as_ref().map(|((_, address), _)| *address);
-    let control_task = operators.map(|((listener, address), control)| {
+    let contents = mirror.contents();
+    let history = SharedHistory::default();
+    let kept = control_listener.is_some().then(|| history.clone());
+    let (table, following) = follow(mirror, &config.fleet, node_tls.is_some(), kept);
+    let controller = controls.then(|| start_controller(config, etcd.clone()));
+    let closing = CancellationToken::new();
+    let ending = CancellationToken::new();
+    let requests = Arc::new(Requests::default());
+    let counts = Arc::new(RouteCounts::default());
+    let control = control_listener.as_ref().map(|((_, address), _)| *address);
+    let control_task = control_listener.map(|((listener, address), control)| {
         let operated = Operated {
             fleet: config.fleet.clone(),
             etcd,
             control,
-            contents: shown,
+            contents,
             history,
             controller: controller.as_ref().map(Controller::status),
             requests: Arc::clone(&requests),
@@ -121,32 +108,63 @@ pub async fn begin(
         };
         tokio::spawn(operators::serve(listener, address, operated, ending.clone()))
     });
-    let front = listener.as_ref().map(|(_, address)| *address);
-    let front_task = listener.map(|(listener, address)| {
-        tracing::info!(front = %address, fleet = %config.fleet, "routing");
-        let mut first = table.clone();
-        let backend: Arc<dyn Backend> =
-            Arc::new(RouterBackend::new(config, node_tls, table, requests, counts));
-        let closing = closing.clone();
-        tokio::spawn(async move {
-            // Clients that come early wait, so that a router which is started anew refuses nothing.
-            tokio::select! {
-                _read = timeout(FIRST_READ_MAX, first.changed()) => {}
-                () = closing.cancelled() => {}
-            }
-            proxy::serve(listener, backend, closing, Timeouts::default()).await
-        })
+    let front = front_listener.as_ref().map(|(_, address)| *address);
+    let front_task = front_listener.map(|(listener, address)| {
+        tracing::info!(front = %address, fleet = %config.fleet, "the router listens");
+        let first = table.clone();
+        let backend = RouterBackend::new(config, node_tls, table, requests, counts);
+        tokio::spawn(serve_front(listener, Arc::new(backend), first, closing.clone()))
     });
-    Ok(RouterRunning {
-        front,
-        control,
-        controller,
-        closing,
-        ending,
-        front_task,
-        control_task,
-        table: following,
-    })
+    let table = following;
+    Ok(RouterRunning { front, control, controller, closing, ending, front_task, control_task, table })
+}
+
+/// Keeps a table of routes, and the history if there is one, as etcd has it.
+fn follow(
+    mirror: Mirror,
+    fleet: &FleetName,
+    has_tls: bool,
+    history: Option<SharedHistory>,
+) -> (watch::Receiver<Arc<RouteTable>>, JoinHandle<()>) {
+    let (sender, table) = watch::channel(Arc::default());
+    let fleet = fleet.clone();
+    let mut contents = mirror.contents();
+    let following = tokio::spawn(async move {
+        let _mirror = mirror;
+        while contents.changed().await.is_ok() {
+            sleep(GATHER).await;
+            let now = contents.borrow_and_update().clone();
+            sender.send_replace(Arc::new(RouteTable::of(&fleet, &now, has_tls)));
+            if let Some(history) = &history {
+                history.take_in(&fleet, now.entries().values(), now_unix_ms());
+            }
+        }
+    });
+    (table, following)
+}
+
+fn start_controller(config: &RouterConfig, etcd: Etcd) -> Controller {
+    let settings = Settings {
+        fleet: config.fleet.clone(),
+        rules: config.rules.clone(),
+        lease_ttl: config.lease,
+        who: format!("{}:{}", poorwill_net::hostname(), std::process::id()),
+    };
+    Controller::start(etcd, settings)
+}
+
+async fn serve_front(
+    listener: TcpListener,
+    backend: Arc<dyn Backend>,
+    mut table: watch::Receiver<Arc<RouteTable>>,
+    closing: CancellationToken,
+) -> io::Result<()> {
+    // Clients that come early wait, so that a router which is started anew refuses nothing.
+    tokio::select! {
+        _read = timeout(FIRST_READ_MAX, table.changed()) => {}
+        () = closing.cancelled() => {}
+    }
+    proxy::serve(listener, backend, closing, Timeouts::default()).await
 }
 
 /// By the clock on the wall.
@@ -169,10 +187,10 @@ impl RouterRunning {
     }
 
     /// Waits until a listener stops unexpectedly, and returns why. Without one, it waits for ever.
-    pub async fn ended(&mut self) -> ListenerError {
+    pub async fn wait(&mut self) -> ListenerError {
         let (listener, how) = tokio::select! {
-            how = ended(&mut self.front_task) => ("front", how),
-            how = ended(&mut self.control_task) => ("control", how),
+            how = wait(&mut self.front_task) => ("front", how),
+            how = wait(&mut self.control_task) => ("control", how),
         };
         let task = if listener == "front" { &mut self.front_task } else { &mut self.control_task };
         *task = None;

@@ -1,4 +1,5 @@
-//! Functions that a reader sees at once: [`LINES_MAX`] lines at most, from `fn` to the brace that closes it.
+//! Functions that a reader sees at once: [`LINES_MAX`] lines at most, from `fn` to the brace that closes it. Async ones
+//! act, so their names are verbs.
 //!
 //! Formatted code shows where a function ends: at the first brace that stands as far to the right as it does.
 
@@ -6,21 +7,15 @@
 const LINES_MAX: usize = 60;
 
 /// Those that are longer still: crate and name. It only gets shorter.
-pub(crate) const LONG: &[(&str, &str)] = &[
-    ("crates/cli", "run"),
-    ("crates/cli", "serve"),
-    ("crates/core", "bring_up_to_date"),
-    ("crates/front", "answered"),
-    ("crates/front", "sent"),
-    ("crates/front", "serve_connection"),
-    ("crates/rotate", "checked"),
-    ("crates/rotate", "of_models"),
-    ("crates/rotate", "on_message"),
-    ("crates/rotate", "take_off"),
-    ("crates/rotation-policy", "memory_measured"),
-    ("crates/rotation-policy", "step_ended"),
-    ("crates/router", "begin"),
+pub(crate) const LONG: &[(&str, &str)] = &[];
+
+/// Participles without the usual end, as far as functions were called so.
+const PARTICIPLES: [&str; 13] = [
+    "begun", "bound", "chosen", "drawn", "found", "given", "gone", "held", "kept", "made", "sent", "taken",
+    "told",
 ];
+/// Verbs that end as participles do.
+const VERBS: [&str; 5] = ["embed", "exceed", "feed", "need", "proceed"];
 
 /// A function that is too long.
 #[derive(Debug, PartialEq, Eq)]
@@ -49,6 +44,18 @@ pub(crate) fn long(text: &str) -> Vec<LongFunction> {
         at += 1;
     }
     found
+}
+
+/// Async functions that are called by a participle alone.
+pub(crate) fn participles(path: &str, text: &str) -> Vec<String> {
+    let is_participle = |name: &str| {
+        let has_end = name.ends_with("ed") && !name.contains('_') && !VERBS.contains(&name);
+        has_end || PARTICIPLES.contains(&name)
+    };
+    let lines = text.lines().enumerate().filter(|(_, line)| line.contains("async "));
+    let names = lines.filter_map(|(nth, line)| Some((nth + 1, name(line)?)));
+    let found = names.filter(|(_, name)| is_participle(name));
+    found.map(|(line, name)| format!("{path}:{line}: `{name}` acts: name it by a verb")).collect()
 }
 
 /// What a line that begins a function calls it.
@@ -95,5 +102,19 @@ fn long_functions_are_found_and_others_are_not() {
         format!("/// What fn f does.\nstruct A {{\n{long_body}}}\n"),
     ] {
         assert_eq!(long(&text), [], "{text}");
+    }
+}
+
+#[test]
+fn async_functions_called_by_a_participle_are_found_and_others_are_not() {
+    for (line, is_found) in [
+        ("    pub(super) async fn answered(&self) {", true),
+        ("async fn sent() {}", true),
+        ("async fn send() {}", false),
+        ("async fn embed() {}", false),
+        ("async fn wait_until_placed() {}", false),
+        ("fn answered() {}", false),
+    ] {
+        assert_eq!(!participles("a.rs", line).is_empty(), is_found, "{line}");
     }
 }

@@ -196,6 +196,13 @@ fn functions_are_seen_at_once() {
 }
 
 #[test]
+fn async_functions_are_verbs() {
+    let files = files();
+    let sources = files.iter().filter(is_rust).filter(is_source);
+    expect_none(sources.flat_map(|file| functions::participles(&file.path, &file.text)));
+}
+
+#[test]
 fn type_names_say_of_what_they_are() {
     let files = files();
     let is_product = |file: &&File| is_source(file) && !file.path.contains("/tests");

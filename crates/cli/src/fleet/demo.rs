@@ -18,6 +18,7 @@ use poorwill_rotate::config::Config;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use serde_json::json;
+use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use crate::rotate::{Signals, free_ports, runtime};
@@ -228,89 +229,132 @@ fn on_path(program: &str) -> Option<PathBuf> {
 
 async fn serve(parts: &mut Parts, etcd: &Path, duration: Duration) -> Result<FleetDemoReport, Failure> {
     let mut signals = Signals::new()?;
-    // Without standard error there is no place for it.
-    let print = |message: &str| drop(writeln!(io::stderr(), "{message}"));
     let ports = free_ports(2 + NODES * (2 + MODELS.len()) + 2 * ROUTERS)?;
     let ([client, peer], others) = ports.split_first_chunk().expect("there are more");
-    let url = format!("http://127.0.0.1:{client}");
-    let peer = format!("http://127.0.0.1:{peer}");
-    parts.start(
-        "etcd",
-        etcd,
-        &[
-            "--data-dir",
-            "etcd",
-            "--listen-client-urls",
-            &url,
-            "--advertise-client-urls",
-            &url,
-            "--listen-peer-urls",
-            &peer,
-            "--unsafe-no-fsync",
-        ],
-    )?;
+    let url = start_etcd(parts, etcd, *client, *peer)?;
     let (of_nodes, of_routers) = others.split_at(NODES * (2 + MODELS.len()));
     let fleet = format!("[fleet]\nname = \"demo\"\netcd = [\"{url}\"]\nlease = \"{LEASE}\"\n");
-    for (nth, ports) in of_nodes.chunks(2 + MODELS.len()).enumerate() {
-        let name = format!("node{nth}");
-        write(parts, &name, &node(&parts.program, &parts.folder, &name, &fleet, ports))?;
-        parts.start_own(&name, "rotate")?;
-    }
-    let (mut fronts, mut pages) = (Vec::new(), Vec::new());
-    for (nth, ports) in of_routers.chunks(2).enumerate() {
-        let (name, front) = (format!("router{nth}"), SocketAddr::from((Ipv4Addr::LOCALHOST, ports[0])));
-        let control = ports[1];
-        let text = format!(
-            "{fleet}[front]\nlisten = \"{front}\"\n[control]\nlisten = \"127.0.0.1:{control}\"\n[rules]\nkeep_min = \"5s\"\n"
-        );
-        write(parts, &name, &text)?;
-        parts.start_own(&name, "route")?;
-        fronts.push(front);
-        pages.push(control);
-    }
+    start_nodes(parts, &fleet, of_nodes)?;
+    let routers = start_routers(parts, &fleet, of_routers)?;
     print(&format!(
         "an etcd, {NODES} nodes of {} models each, two of which fit, and {ROUTERS} routers; all on this machine",
         MODELS.len()
     ));
-    placed(&Etcd::new(&[url], Limits::default())?, parts).await?;
-    for page in &pages {
-        print(&format!("the page: http://127.0.0.1:{page}/"));
-    }
-    for front in &fronts {
-        print(&format!("the models: http://{front}/v1/models"));
-    }
-    let config = parts.folder.join("router0.toml");
-    print(&format!("the fleet: poorwill fleet status --config {}", config.display()));
+    wait_until_placed(&Etcd::new(&[url], Limits::default())?, parts).await?;
+    print_places(parts, &routers);
     print(&format!("traffic for {:.0} s; end it with Ctrl-C", duration.as_secs_f64()));
-    let (began, tally) = (Instant::now(), Arc::new(Mutex::new(DemoRequests::default())));
-    let mut clients = Vec::new();
-    for nth in 0..CLIENTS {
-        let client = client_of(fronts[nth % ROUTERS])?;
-        clients.push(tokio::spawn(traffic(client, nth, Arc::clone(&tally))));
-    }
+    let began = Instant::now();
+    let tally = Arc::new(Mutex::new(DemoRequests::default()));
+    let clients = start_clients(&routers, &tally)?;
     let victim = format!("node{VICTIM}");
-    let happens = async {
-        sleep(duration / 3).await;
-        print(&format!("{victim} is killed"));
-        tally.lock().unwrap_or_else(PoisonError::into_inner).killed_at = Some(Instant::now());
-        parts.kill(&victim)?;
-        sleep(duration / 3).await;
-        print(&format!("{victim} comes back"));
-        parts.start_own(&victim, "rotate")?;
-        sleep(duration / 3).await;
-        Ok::<(), Failure>(())
-    };
     tokio::select! {
-        happened = happens => happened?,
+        happened = kill_and_restart(parts, &victim, duration, &tally) => happened?,
         () = signals.end() => print("ending"),
     }
-    clients.iter().for_each(tokio::task::JoinHandle::abort);
+    clients.iter().for_each(JoinHandle::abort);
     if !parts.running.contains_key(&victim) {
         // So that its engines are ended.
         parts.start_own(&victim, "rotate")?;
     }
     let tally = std::mem::take(&mut *tally.lock().unwrap_or_else(PoisonError::into_inner));
     Ok(tally.report(began.elapsed().as_secs_f64()))
+}
+
+/// Without standard error there is no place for it.
+fn print(message: &str) {
+    drop(writeln!(io::stderr(), "{message}"));
+}
+
+/// Starts etcd, and returns its URL.
+fn start_etcd(parts: &mut Parts, etcd: &Path, client: u16, peer: u16) -> Result<String, Failure> {
+    let url = format!("http://127.0.0.1:{client}");
+    let peer = format!("http://127.0.0.1:{peer}");
+    let words = [
+        "--data-dir",
+        "etcd",
+        "--listen-client-urls",
+        &url,
+        "--advertise-client-urls",
+        &url,
+        "--listen-peer-urls",
+        &peer,
+        "--unsafe-no-fsync",
+    ];
+    parts.start("etcd", etcd, &words)?;
+    Ok(url)
+}
+
+fn start_nodes(parts: &mut Parts, fleet: &str, ports: &[u16]) -> Result<(), Failure> {
+    for (nth, ports) in ports.chunks(2 + MODELS.len()).enumerate() {
+        let name = format!("node{nth}");
+        write(parts, &name, &node(&parts.program, &parts.folder, &name, fleet, ports))?;
+        parts.start_own(&name, "rotate")?;
+    }
+    Ok(())
+}
+
+/// Where a router listens.
+struct RouterPlace {
+    front: SocketAddr,
+    /// The port of its page.
+    control: u16,
+}
+
+fn start_routers(parts: &mut Parts, fleet: &str, ports: &[u16]) -> Result<Vec<RouterPlace>, Failure> {
+    let mut routers = Vec::new();
+    for (nth, ports) in ports.chunks(2).enumerate() {
+        let name = format!("router{nth}");
+        let front = SocketAddr::from((Ipv4Addr::LOCALHOST, ports[0]));
+        let control = ports[1];
+        let text = format!(
+            "{fleet}[front]\nlisten = \"{front}\"\n[control]\nlisten = \"127.0.0.1:{control}\"\n[rules]\nkeep_min = \"5s\"\n"
+        );
+        write(parts, &name, &text)?;
+        parts.start_own(&name, "route")?;
+        routers.push(RouterPlace { front, control });
+    }
+    Ok(routers)
+}
+
+fn print_places(parts: &Parts, routers: &[RouterPlace]) {
+    for RouterPlace { control, .. } in routers {
+        print(&format!("the page: http://127.0.0.1:{control}/"));
+    }
+    for RouterPlace { front, .. } in routers {
+        print(&format!("the models: http://{front}/v1/models"));
+    }
+    let config = parts.folder.join("router0.toml");
+    print(&format!("the fleet: poorwill fleet status --config {}", config.display()));
+}
+
+fn start_clients(
+    routers: &[RouterPlace],
+    tally: &Arc<Mutex<DemoRequests>>,
+) -> Result<Vec<JoinHandle<()>>, Failure> {
+    let mut clients = Vec::new();
+    for nth in 0..CLIENTS {
+        let client = client_of(routers[nth % ROUTERS].front)?;
+        clients.push(tokio::spawn(traffic(client, nth, Arc::clone(tally))));
+    }
+    Ok(clients)
+}
+
+/// Each takes a third of `duration`: all nodes, without this one, and with it again.
+async fn kill_and_restart(
+    parts: &mut Parts,
+    victim: &str,
+    duration: Duration,
+    tally: &Mutex<DemoRequests>,
+) -> Result<(), Failure> {
+    sleep(duration / 3).await;
+    print(&format!("{victim} is killed"));
+    tally.lock().unwrap_or_else(PoisonError::into_inner).killed_at = Some(Instant::now());
+    parts.kill(victim)?;
+    sleep(duration / 3).await;
+    print(&format!("{victim} comes back"));
+    parts.start_own(victim, "rotate")?;
+    sleep(duration / 3).await;
+    Ok(())
 }
 
 fn write(parts: &Parts, name: &str, text: &str) -> Result<(), Failure> {
@@ -355,7 +399,7 @@ fn client_of(front: SocketAddr) -> Result<Client, Failure> {
 }
 
 /// Waits until each model is placed.
-async fn placed(etcd: &Etcd, parts: &mut Parts) -> Result<(), Failure> {
+async fn wait_until_placed(etcd: &Etcd, parts: &mut Parts) -> Result<(), Failure> {
     let began = Instant::now();
     loop {
         let reason = match etcd.read("/poorwill/demo/placements/").await {

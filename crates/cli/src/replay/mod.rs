@@ -31,6 +31,28 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ReplayReport, Failure> {
         Some(name) => Case::of(name)?,
         None => None,
     };
+    let mut traces = read_traces(args)?;
+    if let Some(device) = args.device {
+        keep_device(&mut traces, device)?;
+    }
+    let recorded = match &case {
+        Some(case) => std::slice::from_ref(&case.trace),
+        None => &*traces,
+    };
+    check_drawable(args, recorded)?;
+    let mut report = ReplayReport { traces: Vec::new(), mismatch: None };
+    for trace in recorded {
+        let replayed = replay_trace(args, trace, case.as_ref())?;
+        if !replayed.answer.fits {
+            let others = report.mismatch.take().map(|others| format!("{others}, ")).unwrap_or_default();
+            report.mismatch = Some(format!("{others}{}", trace.name));
+        }
+        report.traces.push(replayed);
+    }
+    Ok(report)
+}
+
+fn read_traces(args: &ReplayArgs) -> Result<Vec<Trace>, Failure> {
     let mut traces = Vec::new();
     for file in &args.files {
         let bytes = fs::read(file).map_err(|error| Failure::new(format!("{}: {error}", file.display())))?;
@@ -44,69 +66,72 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ReplayReport, Failure> {
             read.into_iter().map(|trace| Trace { name: trace.name.replacen(&path, shown, 1), ..trace }),
         );
     }
-    if let Some(device) = args.device {
-        let devices: BTreeSet<usize> = traces.iter().filter_map(|trace| trace.device).collect();
-        traces.retain(|trace| trace.device == Some(device));
-        if traces.is_empty() {
-            let known: Vec<String> = devices.iter().map(ToString::to_string).collect();
-            let known = if known.is_empty() {
-                "no file says one".to_owned()
-            } else {
-                format!("there is {}", known.join(", "))
-            };
-            return Err(Failure::new(format!("nothing was recorded on device {device}; {known}")));
-        }
+    Ok(traces)
+}
+
+fn keep_device(traces: &mut Vec<Trace>, device: usize) -> Result<(), Failure> {
+    let devices: BTreeSet<usize> = traces.iter().filter_map(|trace| trace.device).collect();
+    traces.retain(|trace| trace.device == Some(device));
+    if !traces.is_empty() {
+        return Ok(());
     }
-    let (recorded, known_card, known_setups) = match &case {
-        Some(case) => (std::slice::from_ref(&case.trace), Some(case.card), case.setups),
-        None => (&*traces, None, &Setup::ALL[..]),
+    let known: Vec<String> = devices.iter().map(ToString::to_string).collect();
+    let known = if known.is_empty() {
+        "no file says one".to_owned()
+    } else {
+        format!("there is {}", known.join(", "))
     };
-    if (args.html.is_some() || args.svg.is_some()) && recorded.len() != 1 {
-        let names: Vec<&str> = recorded.iter().map(|trace| &*trace.name).collect();
-        return Err(Failure::new(format!(
-            "a page and a picture show one trace, and there are {}: {}; name one file, and one --device of it",
-            names.len(),
-            names.join(", ")
-        )));
+    Err(Failure::new(format!("nothing was recorded on device {device}; {known}")))
+}
+
+/// A page and a picture show one trace.
+fn check_drawable(args: &ReplayArgs, traces: &[Trace]) -> Result<(), Failure> {
+    let is_drawn = args.html.is_some() || args.svg.is_some();
+    if !is_drawn || traces.len() == 1 {
+        return Ok(());
     }
-    let mut report = ReplayReport { traces: Vec::new(), mismatch: None };
-    for trace in recorded {
-        let card = card(args, trace, known_card)?;
-        let mut notes = Vec::new();
-        let setups = setups(args, trace, known_setups, case.is_some(), &mut notes)?;
-        if args.card.is_none() && known_card.or(trace.card).is_none() {
-            notes.push(format!("the card is assumed to have {CARD}; say --card"));
-        }
-        let runs = runs(trace, &setups, card)?;
-        let mut answer = answer(trace, &runs)?;
-        answer.notes.extend(notes);
-        if let Some(case) = &case {
-            answer.notes.push(format!("the report: {}", case.reported));
-            answer.notes.extend(case.guessed.iter().map(|guess| format!("guessed: {guess}")));
-        }
-        if let Some(path) = &args.html {
-            let claims = args.claim.iter().map(|claim| over(claim, trace)).collect::<Result<_, _>>()?;
-            let options = PageOptions { answer: answer.sentence.clone(), claims };
-            written(path, &page::page(trace, &runs, &options)?)?;
-        }
-        if let Some(path) = &args.svg {
-            written(path, &page::svg(trace, &runs, PICTURE.0, PICTURE.1))?;
-        }
-        if !answer.fits {
-            let others = report.mismatch.take().map(|others| format!("{others}, ")).unwrap_or_default();
-            report.mismatch = Some(format!("{others}{}", trace.name));
-        }
-        report.traces.push(Replayed {
-            name: trace.name.clone(),
-            steps: trace.steps.len(),
-            total_bytes: card.total_bytes,
-            taken_bytes: card.taken_bytes,
-            budget_bytes: card.budget_bytes,
-            usable_bytes: card.usable_bytes(),
-            answer,
-        });
+    let names: Vec<&str> = traces.iter().map(|trace| &*trace.name).collect();
+    Err(Failure::new(format!(
+        "a page and a picture show one trace, and there are {}: {}; name one file, and one --device of it",
+        names.len(),
+        names.join(", ")
+    )))
+}
+
+/// Writes the page and the picture as well, if they are asked for.
+fn replay_trace(args: &ReplayArgs, trace: &Trace, case: Option<&Case>) -> Result<Replayed, Failure> {
+    let known_card = case.map(|case| case.card);
+    let known_setups = case.map_or(&Setup::ALL[..], |case| case.setups);
+    let card = card(args, trace, known_card)?;
+    let mut notes = Vec::new();
+    let setups = setups(args, trace, known_setups, case.is_some(), &mut notes)?;
+    if args.card.is_none() && known_card.or(trace.card).is_none() {
+        notes.push(format!("the card is assumed to have {CARD}; say --card"));
     }
-    Ok(report)
+    let runs = runs(trace, &setups, card)?;
+    let mut answer = answer(trace, &runs)?;
+    answer.notes.extend(notes);
+    if let Some(case) = case {
+        answer.notes.push(format!("the report: {}", case.reported));
+        answer.notes.extend(case.guessed.iter().map(|guess| format!("guessed: {guess}")));
+    }
+    if let Some(path) = &args.html {
+        let claims = args.claim.iter().map(|claim| over(claim, trace)).collect::<Result<_, _>>()?;
+        let options = PageOptions { answer: answer.sentence.clone(), claims };
+        write(path, &page::page(trace, &runs, &options)?)?;
+    }
+    if let Some(path) = &args.svg {
+        write(path, &page::svg(trace, &runs, PICTURE.0, PICTURE.1))?;
+    }
+    Ok(Replayed {
+        name: trace.name.clone(),
+        steps: trace.steps.len(),
+        total_bytes: card.total_bytes,
+        taken_bytes: card.taken_bytes,
+        budget_bytes: card.budget_bytes,
+        usable_bytes: card.usable_bytes(),
+        answer,
+    })
 }
 
 /// Side by side: Poorwill's own pool takes as long as all others together.
@@ -200,6 +225,6 @@ fn setups(
     Ok(setups)
 }
 
-fn written(path: &Path, text: &str) -> Result<(), Failure> {
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
     fs::write(path, text).map_err(|error| Failure::new(format!("{}: {error}", path.display())))
 }

@@ -16,7 +16,7 @@ mod show;
 mod signals;
 
 pub(crate) use self::demo::free_ports;
-pub(crate) use self::opening::runtime;
+pub(crate) use self::opening::{config_failure, runtime};
 pub(crate) use self::serve::logged;
 pub(crate) use self::signals::{ServiceSignal, Signals};
 

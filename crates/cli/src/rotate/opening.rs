@@ -9,13 +9,22 @@ use poorwill_rotate::config::{Config, ConfigError};
 use tokio::runtime::{Builder, Runtime};
 
 pub(super) fn read(path: &Path) -> Result<Config, Failure> {
-    Config::read(path).map_err(|error| match error {
-        ConfigError::Read { .. } => Failure::new(chain(&error)),
+    Config::read(path).map_err(|error| config_failure(path, &error))
+}
+
+/// All mistakes of the file.
+pub(crate) fn config_failure(path: &Path, error: &ConfigError) -> Failure {
+    let mut all = error.mistakes().iter().map(|mistake| match mistake {
+        ConfigError::Read { .. } => Failure::new(chain(mistake)),
         _ => {
-            let excerpt = error.place().and_then(|place| place.excerpt.clone());
-            Failure::new(format!("{}: {}", path.display(), chain(&error))).with_excerpt(excerpt)
+            let excerpt = mistake.place().and_then(|place| place.excerpt.clone());
+            Failure::new(format!("{}: {}", path.display(), chain(mistake))).with_excerpt(excerpt)
         }
-    })
+    });
+    match all.next() {
+        Some(first) => first.with_others(all.collect()),
+        None => Failure::new(chain(error)),
+    }
 }
 
 pub(crate) fn runtime() -> Result<Runtime, Failure> {

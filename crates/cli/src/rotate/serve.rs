@@ -30,7 +30,7 @@ const LOG_LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"]
 pub(super) fn run(path: &Path, keeps_engines: bool, json: bool) -> Result<(), Failure> {
     let config = logged(json, || read(path))?;
     if let Err(error) = descriptors::raise() {
-        tracing::warn!(%error, "the limit of file descriptors cannot be raised");
+        tracing::warn!(%error, "cannot raise the limit of file descriptors");
     }
     let runtime = runtime()?;
     let outcome = runtime.block_on(async {
@@ -54,7 +54,7 @@ async fn serve(
         tokio::spawn(reload_on_notify(running.service().clone(), path.to_path_buf(), Arc::clone(&reload)));
     loop {
         tokio::select! {
-            ended = running.ended() => {
+            ended = running.wait() => {
                 running.end(DRAIN_TIMEOUT, !keeps_engines).await;
                 return Err(ended.into());
             }
@@ -65,7 +65,7 @@ async fn serve(
         }
     }
     reading.abort();
-    tracing::info!("ending: running requests are finished first");
+    tracing::info!("shutting down; finishing running requests first");
     tokio::select! {
         () = running.end(DRAIN_TIMEOUT, !keeps_engines) => Ok(()),
         () = signals.end() => Err(Failure::new("ended at once, at the second signal: engines may be left running")),
@@ -83,8 +83,8 @@ async fn reload_on_notify(service: Service, path: PathBuf, reload: Arc<Notify>) 
             Err(error) => Err(error.to_string()),
         };
         match reloaded {
-            Ok(()) => tracing::info!("the configuration was read again"),
-            Err(error) => tracing::error!(%error, "the configuration stays as it was"),
+            Ok(()) => tracing::info!("reloaded the configuration"),
+            Err(error) => tracing::error!(%error, "cannot reload the configuration; keeping the last one"),
         }
     }
 }

@@ -76,7 +76,9 @@ fn a_drain_makes_models_ready_elsewhere_and_refuses_what_waits() {
     let nodes = fleet.start();
     let router = fleet.route(0, &[]);
     let truth = fleet.truth(&[PROMPT]);
-    fixture::until(&nodes[0], "it is placed", || nodes[0].log().contains("placed model=\"amber\" goal=warm"));
+    fixture::until(&nodes[0], "it is placed", || {
+        nodes[0].log().contains("a model has a new goal model=\"amber\" goal=warm")
+    });
     let drains = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| {

@@ -277,9 +277,9 @@ fn a_broken_file_changes_nothing_and_a_changed_one_is_taken_over() {
     fixture.folder.write("rotation.toml", format!("{before}alias = [\"resin\"]\n"));
     let line = format!("line {}", before.lines().count() + 1);
     rotator.signal("HUP");
-    until(&rotator, "it complains", || rotator.log().contains("stays as it was"));
+    until(&rotator, "it complains", || rotator.log().contains("cannot reload the configuration"));
     let log = rotator.log();
-    let complaint = log.lines().find(|line| line.contains("stays as it was")).unwrap();
+    let complaint = log.lines().find(|line| line.contains("cannot reload the configuration")).unwrap();
     for word in ["ERROR", "rotation.toml", &line, "`alias`", "`aliases`"] {
         assert!(complaint.contains(word), "`{word}` is not in: {complaint}");
     }
@@ -298,7 +298,7 @@ fn a_broken_file_changes_nothing_and_a_changed_one_is_taken_over() {
     fixture.write();
     assert_eq!(fixture.complete("resin", PROMPTS[0]).status, 404);
     rotator.signal("HUP");
-    until(&rotator, "it is read", || rotator.log().contains("was read again"));
+    until(&rotator, "it is read", || rotator.log().contains("reloaded the configuration"));
     assert_eq!(fixture.say("resin", PROMPTS[0]), output);
     assert_eq!(
         [fixture.say("cedar", PROMPTS[0])],
@@ -378,7 +378,7 @@ fn running_requests_finish_before_the_service_ends() {
         let refused = waits.join().unwrap();
         assert!(refused.status == 503 && refused.body.contains("shutting_down"), "{refused:?}");
     });
-    until(&rotator, "it ends", || rotator.log().contains("ending"));
+    until(&rotator, "it ends", || rotator.log().contains("shutting down"));
     // A new client finds no listener, or gets an error.
     let body = json!({ "model": "amber", "prompt": "x" }).to_string();
     if let Ok(late) = http::ask(fixture.front, "POST", "/v1/completions", &[], &body) {
@@ -411,7 +411,7 @@ fn a_second_signal_does_not_wait() {
     let mut stream = http::send(fixture.front, "POST", "/v1/completions", &[], &body.to_string()).unwrap();
     stream.read_exact(&mut [0; 12]).unwrap();
     rotator.signal("TERM");
-    until(&rotator, "it ends", || rotator.log().contains("ending"));
+    until(&rotator, "it ends", || rotator.log().contains("shutting down"));
     rotator.signal("INT");
     let (code, log) = rotator.ended();
     assert!(code == Some(1) && log.contains("error: ended at once"), "{code:?} {log}");

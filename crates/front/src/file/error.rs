@@ -34,25 +34,46 @@ pub enum ConfigError {
         /// The key, or else the section; `None` if the file has neither.
         place: Option<FilePlace>,
     },
+    /// Several values are invalid, in the order of the file.
+    #[error("{}", lines(.0))]
+    Several(Vec<ConfigError>),
 }
 
 impl ConfigError {
-    /// Where the mistake is.
+    /// Where the mistake is, or the first one.
     #[must_use]
     pub fn place(&self) -> Option<&FilePlace> {
         match self {
             Self::Read { .. } => None,
             Self::Syntax { place, .. } | Self::Invalid { place, .. } => place.as_ref(),
+            Self::Several(all) => all.first()?.place(),
+        }
+    }
+
+    /// Each mistake.
+    #[must_use]
+    pub fn mistakes(&self) -> &[Self] {
+        match self {
+            Self::Several(all) => all,
+            one => std::slice::from_ref(one),
+        }
+    }
+
+    pub(super) fn of_all(mut all: Vec<Self>) -> Self {
+        match all.pop() {
+            Some(only) if all.is_empty() => only,
+            last => {
+                all.extend(last);
+                Self::Several(all)
+            }
         }
     }
 }
 
-fn at(place: Option<&FilePlace>) -> String {
-    place.map(|place| format!("line {}, column {}: ", place.line, place.column)).unwrap_or_default()
+fn lines(all: &[ConfigError]) -> String {
+    all.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
-/// A value of this section that is invalid.
-#[must_use]
-pub fn invalid(section: &str, reason: &str) -> ConfigError {
-    ConfigError::Invalid { section: section.to_owned(), reason: reason.to_owned(), place: None }
+fn at(place: Option<&FilePlace>) -> String {
+    place.map(|place| format!("line {}, column {}: ", place.line, place.column)).unwrap_or_default()
 }

@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::error::{ConfigError, invalid};
 use super::source::Secret;
 use super::tls::server_files;
 use super::values::{KeySource, KeySources, Size, Wait};
-use crate::settings::{Control, Front, Key};
+use crate::settings::{Control, Front, Key, SectionMistakes};
 
 /// On the loopback address.
 const FRONT_PORT: u16 = 8080;
@@ -55,48 +54,54 @@ pub struct RawControl {
 }
 
 impl RawControl {
-    /// With every default.
-    ///
-    /// # Errors
-    /// What is wrong first.
-    pub fn checked(self, front: &Front, secret: Secret<'_>) -> Result<Control, ConfigError> {
+    /// With every default. Means nothing if there are mistakes.
+    pub fn checked(self, front: &Front, secret: Secret<'_>, mistakes: &mut SectionMistakes<'_>) -> Control {
         let listen = self.listen.unwrap_or_else(|| local(CONTROL_PORT));
         let shares = self.keys.0.iter().filter_map(|key| key.share.as_ref());
-        if shares.into_iter().any(|share| share.requests_max.is_some() || share.priority != 0) {
-            return Err(invalid(
-                "control",
-                "requests_max and priority are for keys of [front]; leave them out here",
-            ));
+        let is_limited = shares.into_iter().any(|share| share.requests_max.is_some() || share.priority != 0);
+        mistakes.add_if(is_limited, "requests_max and priority are for keys of [front]; leave them out here");
+        let reason = format!(
+            "it listens on {listen}, and the front on {}: the same port; give it another port",
+            front.listen
+        );
+        mistakes.add_if(are_one(front.listen, listen), reason);
+        Control {
+            listen,
+            keys: keys_of(listen, &self.keys.0, secret, mistakes),
+            metrics_are_open: self.open_metrics,
         }
-        let keys = keys_of("control", listen, &self.keys.0, secret)?;
-        let control = Control { listen, keys, metrics_are_open: self.open_metrics };
-        if are_one(front.listen, control.listen) {
-            return Err(invalid(
-                "control",
-                &format!(
-                    "it listens on {listen}, and the front on {}: the same port; give it another port",
-                    front.listen
-                ),
-            ));
-        }
-        Ok(control)
     }
 }
 
 impl RawFront {
-    /// With every default.
-    ///
-    /// # Errors
-    /// What is wrong first.
-    pub fn checked(self, secret: Secret<'_>) -> Result<Front, ConfigError> {
+    /// With every default. Means nothing if there are mistakes.
+    pub fn checked(self, secret: Secret<'_>, mistakes: &mut SectionMistakes<'_>) -> Front {
+        self.check(mistakes);
         let listen = self.listen.unwrap_or_else(|| local(FRONT_PORT));
-        let requests_max = self.requests_max.unwrap_or(4096);
-        if requests_max == 0 {
-            return Err(invalid(
-                "front",
-                "requests_max is 0, so no request would be admitted; leave it out or make it larger",
-            ));
+        let tls = server_files(self.certificate, self.certificate_key, self.clients_ca);
+        Front {
+            listen,
+            tls: mistakes.right(tls).flatten(),
+            origins: self.origins,
+            paths: self.paths,
+            keys: keys_of(listen, &self.keys.0, secret, mistakes),
+            body_max_bytes: self.body_max.map_or(32 << 20, |size| size.0),
+            body_time_max: self.body_time_max.map_or(Duration::from_secs(120), |wait| wait.0),
+            bodies_max_bytes: self.bodies_max.map_or(128 << 20, |size| size.0),
+            head_max_bytes: self.head_max.map_or(64 << 10, |size| size.0),
+            requests_max: self.requests_max.unwrap_or(4096),
+            connections_max: self.connections_max,
+            keep_alive: self.keep_alive.map(|wait| wait.0),
+            websocket_idle_max: self.websocket_idle_max.map_or(Duration::from_secs(60), |wait| wait.0),
+            passthrough: self.passthrough,
         }
+    }
+
+    fn check(&self, mistakes: &mut SectionMistakes<'_>) {
+        mistakes.add_if(
+            self.requests_max == Some(0),
+            "requests_max is 0, so no request would be admitted; leave it out or make it larger",
+        );
         for (what, is_zero) in [
             ("connections_max", self.connections_max == Some(0)),
             ("body_max", self.body_max.is_some_and(|size| size.0 == 0)),
@@ -106,44 +111,19 @@ impl RawFront {
             ("keep_alive", self.keep_alive.is_some_and(|wait| wait.0.is_zero())),
             ("websocket_idle_max", self.websocket_idle_max.is_some_and(|wait| wait.0.is_zero())),
         ] {
-            if is_zero {
-                return Err(invalid("front", &format!("{what} is 0; leave it out or make it larger")));
-            }
+            mistakes.add_if(is_zero, format!("{what} is 0; leave it out or make it larger"));
         }
-        if let Some(origin) = self.origins.iter().find(|origin| !is_origin(origin)) {
-            return Err(invalid(
-                "front",
-                &format!(
-                    "origins has {origin:?}; say \"*\", or a scheme, a host and an unusual port, as browsers do: \
-                     \"https://chat.example\""
-                ),
+        for origin in self.origins.iter().filter(|origin| !is_origin(origin)) {
+            mistakes.add(format!(
+                "origins has {origin:?}; say \"*\", or a scheme, a host and an unusual port, as browsers do: \
+                 \"https://chat.example\""
             ));
         }
-        if let Some(path) = self.paths.iter().find(|path| !is_client_path(path)) {
-            return Err(invalid(
-                "front",
-                &format!(
-                    "paths has {path:?}; say a path such as \"/v1/tokenize\", or a prefix such as \"/v1/audio/\""
-                ),
+        for path in self.paths.iter().filter(|path| !is_client_path(path)) {
+            mistakes.add(format!(
+                "paths has {path:?}; say a path such as \"/v1/tokenize\", or a prefix such as \"/v1/audio/\""
             ));
         }
-        let tls = server_files(self.certificate, self.certificate_key, self.clients_ca);
-        Ok(Front {
-            listen,
-            tls: tls.map_err(|reason| invalid("front", &reason))?,
-            origins: self.origins,
-            paths: self.paths,
-            keys: keys_of("front", listen, &self.keys.0, secret)?,
-            body_max_bytes: self.body_max.map_or(32 << 20, |size| size.0),
-            body_time_max: self.body_time_max.map_or(Duration::from_secs(120), |wait| wait.0),
-            bodies_max_bytes: self.bodies_max.map_or(128 << 20, |size| size.0),
-            head_max_bytes: self.head_max.map_or(64 << 10, |size| size.0),
-            requests_max,
-            connections_max: self.connections_max,
-            keep_alive: self.keep_alive.map(|wait| wait.0),
-            websocket_idle_max: self.websocket_idle_max.map_or(Duration::from_secs(60), |wait| wait.0),
-            passthrough: self.passthrough,
-        })
     }
 }
 
@@ -180,22 +160,20 @@ fn are_one(one: SocketAddr, other: SocketAddr) -> bool {
 
 /// A listener that other machines can reach needs at least one.
 fn keys_of(
-    section: &str,
     listen: SocketAddr,
     sources: &[KeySource],
     secret: Secret<'_>,
-) -> Result<Vec<Key>, ConfigError> {
+    mistakes: &mut SectionMistakes<'_>,
+) -> Vec<Key> {
     if sources.is_empty() && !listen.ip().is_loopback() {
-        let reason = format!(
+        mistakes.add(format!(
             "it listens on {listen}, where others can reach it, and has no keys; say keys = [\"env:NAME\"], or listen \
              on 127.0.0.1"
-        );
-        return Err(invalid(section, &reason));
+        ));
     }
     let key = |(nth, source): (usize, &KeySource)| {
-        secret(&source.source)
-            .and_then(|text| Key::new(&text, source.share.clone()))
-            .map_err(|reason| invalid(section, &format!("key {} of {}: {reason}", nth + 1, sources.len())))
+        let key = secret(&source.source).and_then(|text| Key::new(&text, source.share.clone()));
+        mistakes.right(key.map_err(|reason| format!("key {} of {}: {reason}", nth + 1, sources.len())))
     };
-    sources.iter().enumerate().map(key).collect()
+    sources.iter().enumerate().filter_map(key).collect()
 }

@@ -12,9 +12,13 @@ mod tls;
 mod url;
 mod values;
 
+use std::collections::BTreeSet;
+
 use serde::de::DeserializeOwned;
 
-pub use self::error::{ConfigError, invalid};
+use crate::settings::{Mistake, Mistakes};
+
+pub use self::error::ConfigError;
 pub use self::listeners::{RawControl, RawFront};
 pub use self::place::FilePlace;
 pub use self::source::{Secret, from_source};
@@ -31,15 +35,35 @@ pub fn parse<T: DeserializeOwned>(text: &str, secret: Secret<'_>) -> Result<T, C
     T::deserialize(table).map_err(|error| values::explained(text, &error))
 }
 
-/// A mistake with its place in the file of this text.
-#[must_use]
-pub fn placed(error: ConfigError, text: &str, secret: Secret<'_>) -> ConfigError {
-    match error {
-        ConfigError::Invalid { section, reason, place: None } => {
-            let file = macros::parsed(text, secret).ok();
-            let place = file.and_then(|file| FilePlace::of_reason(text, file.get_ref(), &section, &reason));
-            ConfigError::Invalid { section, reason, place }
-        }
-        other => other,
+/// `checked`, if there are no mistakes.
+///
+/// # Errors
+/// All mistakes, in the order of the file of this text, each with its place. A rule of every model may be a mistake of
+/// each, and is reported once.
+pub fn without_mistakes<T>(
+    checked: Option<T>,
+    mistakes: Mistakes,
+    text: &str,
+    secret: Secret<'_>,
+) -> Result<T, ConfigError> {
+    let mistakes = mistakes.all();
+    if let (Some(checked), true) = (checked, mistakes.is_empty()) {
+        return Ok(checked);
     }
+    let file = macros::parsed(text, secret).ok();
+    let placed = |Mistake { section, reason }| {
+        let file = file.as_ref();
+        let place = file.and_then(|file| FilePlace::of_reason(text, file.get_ref(), &section, &reason));
+        ConfigError::Invalid { section, reason, place }
+    };
+    let mut all: Vec<ConfigError> = mistakes.into_iter().map(placed).collect();
+    all.sort_by_key(|error| error.place().map_or((usize::MAX, 0), |place| (place.line, place.column)));
+    let mut reported = BTreeSet::new();
+    all.retain(|error| match error {
+        ConfigError::Invalid { reason, place: Some(place), .. } => {
+            reported.insert((place.line, place.column, reason.clone()))
+        }
+        _ => true,
+    });
+    Err(ConfigError::of_all(all))
 }

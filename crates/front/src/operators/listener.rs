@@ -43,7 +43,7 @@ async fn answer_all(stream: TcpStream, router: axum::Router, shutdown: Cancellat
         biased;
         ended = accept::answer(&http, TokioIo::new(stream), service, &shutdown) => {
             if let Err(error) = ended {
-                tracing::debug!(%error, "a connection to control broke");
+                tracing::debug!(%error, "a connection to control failed");
             }
         }
         () = drained => tracing::debug!("a connection to control was still busy when the service ended"),

@@ -142,7 +142,7 @@ impl Connection {
     }
 
     /// Waits until the client closes its sending side. Takes about a second if it has sent its next request already.
-    pub(super) async fn gone(self: Arc<Self>) {
+    pub(super) async fn wait_until_gone(self: Arc<Self>) {
         loop {
             // No other task reads after the body of a request.
             match self.socket.peek().await {

@@ -40,7 +40,7 @@ use super::{upgrade, websocket};
 use crate::backend::NotOwned;
 use crate::backend::{Admission, Backend, Route};
 use crate::requests::{Progress, Requests};
-use crate::settings::Key;
+use crate::settings::{Front, Key, KeyShare};
 use poorwill_net::client::{HttpClient, is_out_of_descriptors, tls_failure};
 
 /// Most bytes of an engine's error answer in an error event.
@@ -111,11 +111,11 @@ impl Proxy {
         let dialect = Dialect::of(request.uri().path());
         let is_head = request.method() == Method::HEAD;
         let cors = Cors::new(request.headers(), &self.backend.front());
-        let mut gone: Gone = Box::pin(Arc::clone(&connection).gone());
+        let mut gone: Gone = Box::pin(Arc::clone(&connection).wait_until_gone());
         let answered = tokio::select! {
             biased;
             // In a box, since hyper has space for this future from the start of a connection on.
-            answered = Box::pin(self.answered(&connection, request, &mut account)) => answered,
+            answered = Box::pin(self.answer(&connection, request, &mut account)) => answered,
             () = gone.as_mut() => return Err(Disconnected),
         };
         let mut response = answered.unwrap_or_else(|error| {
@@ -144,7 +144,7 @@ impl Proxy {
         }))
     }
 
-    async fn answered(
+    async fn answer(
         self: &Arc<Self>,
         connection: &Connection,
         request: Request<Incoming>,
@@ -158,62 +158,91 @@ impl Proxy {
         if about != About::Health {
             origin::check(&parts, &front)?;
             if let Some(headers) = origin::preflight(&parts, &front) {
-                let mut response = Response::new(Flow::Whole(None));
-                *response.status_mut() = StatusCode::NO_CONTENT;
-                *response.headers_mut() = headers;
-                return Ok(response);
+                return Ok(empty(StatusCode::NO_CONTENT, headers));
             }
         }
-        let key = match about {
-            About::Health => None,
-            _ => request::check_key(&parts.headers, &front.keys)?,
-        };
-        let share = key.and_then(Key::share);
-        account.key = share.map(|share| share.name.clone());
-        account.progress();
-        account.priority = share.map_or(0, |share| share.priority);
-        let is_reading = matches!(parts.method, Method::GET | Method::HEAD);
+        let share = authorize(&about, &parts.headers, &front, account)?;
         let (path, direct) = match about {
             About::Engine(path) => (path, None),
             About::Direct(direct, path) => (path, Some(direct)),
-            _ if !is_reading => return Err(ApiError::no_method("GET, HEAD")),
-            About::Health => return Ok(json_of(Bytes::from_static(b"{\"status\":\"ok\"}"))),
-            About::Models => return Ok(json_of(self.catalogue.all(&*self.backend))),
-            About::Model(name) => {
-                let found = self.catalogue.one(&*self.backend, &name);
-                return found.map(json_of).ok_or_else(|| ApiError::no_model(&name, &self.backend.listed()));
-            }
+            about => return self.answer_here(&about, &parts.method),
         };
         if direct.is_none() && parts.method != Method::POST {
             return Err(ApiError::no_method("POST"));
         }
+        self.reserve(share, front.requests_max, account)?;
+        let asked = Asked { parts, path, body, connection };
+        match direct {
+            Some(direct) => self.forward_directly(&direct, asked, account).await,
+            None => self.forward_by_body(asked, &front, account).await,
+        }
+    }
+
+    /// What needs no engine.
+    fn answer_here(&self, about: &About, method: &Method) -> Result<Response<Flow>, ApiError> {
+        if !matches!(*method, Method::GET | Method::HEAD) {
+            return Err(ApiError::no_method("GET, HEAD"));
+        }
+        match about {
+            About::Models => Ok(json_of(self.catalogue.all(&*self.backend))),
+            About::Model(name) => {
+                let found = self.catalogue.one(&*self.backend, name);
+                found.map(json_of).ok_or_else(|| ApiError::no_model(name, &self.backend.listed()))
+            }
+            _ => Ok(json_of(Bytes::from_static(b"{\"status\":\"ok\"}"))),
+        }
+    }
+
+    /// A place among the requests of its key, and one among all.
+    fn reserve(
+        &self,
+        share: Option<&KeyShare>,
+        requests_max: usize,
+        account: &mut Account,
+    ) -> Result<(), ApiError> {
         if let Some((share, max)) = share.and_then(|share| Some((share, share.requests_max?))) {
             account.key_permit = self.key_requests.acquire(&share.name, max);
             if account.key_permit.is_none() {
                 return Err(ApiError::key_crowded(&share.name, max));
             }
         }
-        account.permit = Permit::acquire(&self.active, front.requests_max);
+        account.permit = Permit::acquire(&self.active, requests_max);
         if account.permit.is_none() {
-            return Err(ApiError::crowded(front.requests_max));
+            return Err(ApiError::crowded(requests_max));
         }
-        if let Some(direct) = direct {
-            return self.directed(&direct, path, connection, parts, body, account).await;
-        }
-        let kind = request::body_kind(path.path(), &parts.headers)?;
-        let body = BodyReader::new(body, &front, self.timeouts, &self.bodies).read().await?;
+        Ok(())
+    }
+
+    async fn read_body(
+        &self,
+        body: Incoming,
+        front: &Front,
+        connection: &Connection,
+    ) -> Result<Bytes, ApiError> {
+        let body = BodyReader::new(body, front, self.timeouts, &self.bodies).read().await?;
         connection.linger(false);
-        let (RequestFields { name, is_stream }, span) = match kind {
-            BodyKind::Json => (json::parse(&body).map_err(ApiError::invalid_body)?, None),
-            BodyKind::Form { boundary } => {
-                let form = multipart::parse(&body, &boundary).map_err(ApiError::invalid_body)?;
-                (form.fields, Some(form.model))
-            }
-        };
-        let Some(route) = self.backend.route(&name) else {
-            return Err(ApiError::no_model(&name, &self.backend.listed()));
-        };
+        Ok(body)
+    }
+
+    fn choose_route(&self, name: &str, account: &mut Account) -> Result<Route, ApiError> {
+        let route = self.backend.route(name);
+        let route = route.ok_or_else(|| ApiError::no_model(name, &self.backend.listed()))?;
         account.model = Some(route.name.clone());
+        Ok(route)
+    }
+
+    /// A request that names its model in its body.
+    async fn forward_by_body(
+        self: &Arc<Self>,
+        asked: Asked<'_>,
+        front: &Front,
+        account: &mut Account,
+    ) -> Result<Response<Flow>, ApiError> {
+        let Asked { parts, path, body, connection } = asked;
+        let kind = request::body_kind(path.path(), &parts.headers)?;
+        let body = self.read_body(body, front, connection).await?;
+        let (RequestFields { name, is_stream }, span) = fields_of(&kind, &body)?;
+        let route = self.choose_route(&name, account)?;
         let stored = match path.path() {
             RESPONSES => self.stored.reader(&body, &route.name, account.key.as_deref())?,
             _ => None,
@@ -225,7 +254,6 @@ impl Proxy {
         let is_old = parts.version < Version::HTTP_11;
         let dialect = Dialect::of(path.path());
         let upstream = self.upstream(parts, path, &route, &account.id, segments)?;
-        let progress = account.progress().clone();
         let job = Job {
             proxy: Arc::clone(self),
             route: Arc::new(route),
@@ -233,70 +261,58 @@ impl Proxy {
             dialect,
             priority: account.priority,
             is_old,
-            progress,
+            progress: account.progress().clone(),
             makes_tokens: true,
             stored,
             socket: None,
             base: None,
         };
         match front.keep_alive.filter(|_| is_stream) {
-            Some(every) => job.with_keep_alive(every).await,
-            None => {
-                let admission = job.admission().await?;
-                job.sent(admission).await
-            }
+            Some(every) => job.forward_with_keep_alive(every).await,
+            None => job.forward().await,
         }
     }
 
     /// A request that names its model elsewhere than in its body.
-    async fn directed(
+    async fn forward_directly(
         self: &Arc<Self>,
         direct: &Direct,
-        path: PathAndQuery,
-        connection: &Connection,
-        mut parts: Parts,
-        body: Incoming,
+        asked: Asked<'_>,
         account: &mut Account,
     ) -> Result<Response<Flow>, ApiError> {
+        let Asked { mut parts, path, body, connection } = asked;
         let owner = account.key.clone();
         let directed = direct.resolve(path, &parts, &*self.backend, &self.stored, owner.as_deref())?;
         let EngineTarget { route, path, base } = match directed {
             Directed::To(destination) => destination,
             Directed::Slash(there) => {
-                let mut response = Response::new(Flow::Whole(None));
-                *response.status_mut() = StatusCode::TEMPORARY_REDIRECT;
-                response.headers_mut().insert(header::LOCATION, there);
-                return Ok(response);
+                let headers = HeaderMap::from_iter([(header::LOCATION, there)]);
+                return Ok(empty(StatusCode::TEMPORARY_REDIRECT, headers));
             }
         };
         account.model = Some(route.name.clone());
         let socket = parts.extensions.remove::<OnUpgrade>().filter(|_| direct.is_websocket());
-        let body = BodyReader::new(body, &self.backend.front(), self.timeouts, &self.bodies).read().await?;
-        connection.linger(false);
+        let body = self.read_body(body, &self.backend.front(), connection).await?;
         let is_old = parts.version < Version::HTTP_11;
         let makes_tokens = parts.method == Method::POST && !matches!(direct, Direct::Stored(_));
         let mut upstream = self.upstream(parts, path, &route, &account.id, Segments::whole(body))?;
         if socket.is_some() {
             upgrade::switch(upstream.headers_mut());
         }
-        let (dialect, progress) = (Dialect::OpenAi, account.progress().clone());
-        let (proxy, route) = (Arc::clone(self), Arc::new(route));
-        let (priority, stored) = (account.priority, None);
         let job = Job {
-            proxy,
-            route,
+            proxy: Arc::clone(self),
+            route: Arc::new(route),
             upstream,
-            dialect,
-            priority,
+            dialect: Dialect::OpenAi,
+            priority: account.priority,
             is_old,
-            progress,
+            progress: account.progress().clone(),
             makes_tokens,
-            stored,
+            stored: None,
             socket,
             base,
         };
-        let admission = job.admission().await?;
-        job.sent(admission).await
+        job.forward().await
     }
 
     fn upstream(
@@ -322,7 +338,7 @@ impl Proxy {
 
 impl Proxy {
     /// The end of a WebSocket's handshake.
-    async fn opened(
+    async fn open_tunnel(
         &self,
         route: &Route,
         client: OnUpgrade,
@@ -345,6 +361,14 @@ impl Proxy {
         *response.headers_mut() = parts.headers.clone();
         Ok(response)
     }
+}
+
+/// What a client asks for. Its body is not read yet.
+struct Asked<'c> {
+    parts: Parts,
+    path: PathAndQuery,
+    body: Incoming,
+    connection: &'c Connection,
 }
 
 /// A request before its admission.
@@ -387,18 +411,23 @@ impl Job {
         })
     }
 
-    /// As [`sent`](Self::sent), with keep-alive comments while the client waits.
-    async fn with_keep_alive(self, every: Duration) -> Result<Response<Flow>, ApiError> {
+    async fn forward(self) -> Result<Response<Flow>, ApiError> {
+        let admission = self.admission().await?;
+        self.send(admission).await
+    }
+
+    /// As [`forward`](Self::forward), with keep-alive comments while the client waits.
+    async fn forward_with_keep_alive(self, every: Duration) -> Result<Response<Flow>, ApiError> {
         let mut admission = self.admission();
         if let Ok(admission) = tokio::time::timeout(every, admission.as_mut()).await {
-            return self.sent(admission?).await;
+            return self.send(admission?).await;
         }
         let upcoming: Upcoming = Box::pin(async move {
             let dialect = self.dialect;
             let ended = |error: ApiError| Ending { event: error.event(dialect, false), status: error.status };
             let admission = admission.await.map_err(ended)?;
             let route = Arc::clone(&self.route);
-            let response = self.sent(admission).await.map_err(ended)?;
+            let response = self.send(admission).await.map_err(ended)?;
             Self::events_of(response, &route, dialect).await
         });
         let mut response = Response::new(Flow::Waiting(Waiting::new(upcoming, every)));
@@ -491,14 +520,38 @@ impl Job {
         }
     }
 
-    /// Sends the request, and to other destinations while the last one has not begun an answer.
-    async fn sent(mut self, mut admission: Admission) -> Result<Response<Flow>, ApiError> {
+    /// Sends the request, and begins the answer to the client.
+    async fn send(mut self, admission: Admission) -> Result<Response<Flow>, ApiError> {
         let chooses_realtime = self.socket.is_some() && websocket::offers_realtime(self.upstream.headers());
+        let (response, admission) = self.attempt_each(admission).await?;
+        let (mut parts, upstream) = response.into_parts();
+        request::answer_headers(&mut parts.headers);
+        if let Some(base) = &self.base {
+            direct::rebase(&mut parts.headers, base, &self.route.url);
+        }
+        if parts.status == StatusCode::SWITCHING_PROTOCOLS
+            && let Some(client) = self.socket
+        {
+            let engine = parts.extensions.remove::<OnUpgrade>();
+            upgrade::switch(&mut parts.headers);
+            if chooses_realtime {
+                websocket::choose_realtime(&mut parts.headers);
+            }
+            return self.proxy.open_tunnel(&self.route, client, engine, admission, &parts).await;
+        }
+        Ok(self.pass_on(parts, upstream, admission))
+    }
+
+    /// Sends the request to other destinations while the last one has not begun an answer.
+    async fn attempt_each(
+        &mut self,
+        mut admission: Admission,
+    ) -> Result<(Response<Incoming>, Admission), ApiError> {
         let backend = Arc::clone(&self.proxy.backend);
         let mut tried = Vec::new();
         // Asking twice for text does no harm, and is better than no answer. Of other requests that is not known here.
         let may_repeat = self.makes_tokens && self.stored.is_none() && self.socket.is_none();
-        let response = loop {
+        loop {
             // Kept only where there may be other destinations.
             let again = backend.is_router().then(|| copied(&self.upstream));
             let answered = self.attempt(admission.aborted.clone()).await;
@@ -506,56 +559,79 @@ impl Job {
                 Ok(response) => response.headers().contains_key(&api_error::NOT_BEGUN),
                 Err(error) => error.is_not_begun() || may_repeat,
             };
-            let Some(again) = again.filter(|_| goes_elsewhere) else { break answered? };
+            let Some(again) = again.filter(|_| goes_elsewhere) else { return Ok((answered?, admission)) };
             if answered.is_ok() {
                 backend.fails(&self.route, false);
             }
             tried.push(self.route.url.clone());
             let Some(route) = backend.elsewhere(&self.route, &tried) else {
-                break match answered {
-                    Ok(response) if response.status() == StatusCode::MISDIRECTED_REQUEST => {
-                        return Err(ApiError::not_owned(&self.route.name, NotOwned::Nowhere));
-                    }
-                    answered => answered?,
-                };
+                let response = answered?;
+                if response.status() == StatusCode::MISDIRECTED_REQUEST {
+                    return Err(ApiError::not_owned(&self.route.name, NotOwned::Nowhere));
+                }
+                return Ok((response, admission));
             };
             self.upstream = again;
             *self.upstream.uri_mut() = uri_at(&route, self.upstream.uri())?;
             self.route = Arc::new(route);
             admission = self.admission().await?;
-        };
-        let Self { proxy, route, dialect, is_old, makes_tokens, stored, socket, base, .. } = self;
-        let (mut parts, upstream) = response.into_parts();
-        request::answer_headers(&mut parts.headers);
-        if let Some(base) = base {
-            direct::rebase(&mut parts.headers, &base, &route.url);
         }
-        if let (Some(client), StatusCode::SWITCHING_PROTOCOLS) = (socket, parts.status) {
-            let engine = parts.extensions.remove::<OnUpgrade>();
-            upgrade::switch(&mut parts.headers);
-            if chooses_realtime {
-                websocket::choose_realtime(&mut parts.headers);
-            }
-            return proxy.opened(&route, client, engine, admission, &parts).await;
-        }
+    }
+
+    /// An engine's answer, as the client gets it.
+    fn pass_on(
+        self,
+        parts: http::response::Parts,
+        upstream: Incoming,
+        admission: Admission,
+    ) -> Response<Flow> {
         let is_open = upstream.size_hint().exact().is_none();
-        let usage = UsageReader::of(parts.status, &parts.headers).filter(|_| makes_tokens);
+        let usage = UsageReader::of(parts.status, &parts.headers).filter(|_| self.makes_tokens);
         let forwarded = Forwarded {
             upstream,
             aborted: Box::pin(admission.aborted.clone().cancelled_owned()),
             admission,
-            backend: Arc::clone(&proxy.backend),
-            route,
-            dialect,
+            backend: Arc::clone(&self.proxy.backend),
+            route: self.route,
+            dialect: self.dialect,
             events: (is_open && is_events(&parts.headers)).then(Tail::new),
-            is_open: is_open && is_old,
-            stored: stored.filter(|_| usage.is_some()),
+            is_open: is_open && self.is_old,
+            stored: self.stored.filter(|_| usage.is_some()),
             usage,
         };
         let mut response = Response::new(Flow::Forwarded(forwarded));
         *response.status_mut() = parts.status;
         *response.headers_mut() = parts.headers;
-        Ok(response)
+        response
+    }
+}
+
+/// Checks the key, and accounts the request to it.
+fn authorize<'f>(
+    about: &About,
+    headers: &HeaderMap,
+    front: &'f Front,
+    account: &mut Account,
+) -> Result<Option<&'f KeyShare>, ApiError> {
+    let key = match about {
+        About::Health => None,
+        _ => request::check_key(headers, &front.keys)?,
+    };
+    let share = key.and_then(Key::share);
+    account.key = share.map(|share| share.name.clone());
+    account.progress();
+    account.priority = share.map_or(0, |share| share.priority);
+    Ok(share)
+}
+
+/// What a body says, and where a form names its model.
+fn fields_of(kind: &BodyKind, body: &Bytes) -> Result<(RequestFields, Option<Range<usize>>), ApiError> {
+    match kind {
+        BodyKind::Json => Ok((json::parse(body).map_err(ApiError::invalid_body)?, None)),
+        BodyKind::Form { boundary } => {
+            let form = multipart::parse(body, boundary).map_err(ApiError::invalid_body)?;
+            Ok((form.fields, Some(form.model)))
+        }
     }
 }
 
@@ -566,7 +642,7 @@ fn uri_of(route: &Route, path: PathAndQuery) -> Result<Uri, ApiError> {
     };
     let uri = Uri::builder().scheme(scheme).authority(authority).path_and_query(path).build();
     uri.map_err(|error| {
-        tracing::error!(model = route.name, %error, "the URL of an engine cannot be used");
+        tracing::error!(model = route.name, %error, "cannot use an engine's URL");
         ApiError::unreachable(&route.name)
     })
 }
@@ -592,6 +668,13 @@ fn is_events(headers: &HeaderMap) -> bool {
     let is_plain =
         text(header::CONTENT_ENCODING).is_none_or(|coding| coding.eq_ignore_ascii_case("identity"));
     kind.trim().eq_ignore_ascii_case("text/event-stream") && is_plain
+}
+
+fn empty(status: StatusCode, headers: HeaderMap) -> Response<Flow> {
+    let mut response = Response::new(Flow::Whole(None));
+    *response.status_mut() = status;
+    *response.headers_mut() = headers;
+    response
 }
 
 fn json_of(bytes: Bytes) -> Response<Flow> {

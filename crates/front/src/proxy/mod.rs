@@ -104,10 +104,9 @@ async fn serve_connection(
 ) {
     let socket = match Socket::new(stream, tls.as_ref()) {
         Ok(socket) => socket,
-        Err(error) => return tracing::error!(%error, "TLS cannot begin"),
+        Err(error) => return tracing::error!(%error, "cannot start TLS"),
     };
-    let head_max = usize::try_from(proxy.backend().front().head_max_bytes).unwrap_or(usize::MAX);
-    let head_max = head_max.saturating_add(HEAD_SLACK_BYTES);
+    let builder = builder(&proxy);
     let connection = Arc::new(Connection::new(socket, slot));
     let timeouts = proxy.timeouts();
     let mut head = Vec::new();
@@ -115,7 +114,7 @@ async fn serve_connection(
         biased;
         () = shutdown.cancelled() => !head.is_empty(),
         has_head = connection.first_head(&mut head, timeouts) => has_head,
-        () = connection.slot().chosen() => false,
+        () = connection.slot().wait_until_chosen() => false,
     };
     if !has_head {
         return;
@@ -127,14 +126,6 @@ async fn serve_connection(
     let service = service_fn(move |request| {
         Arc::clone(&proxy).handle(Arc::clone(&shared), Arc::clone(&place), request)
     });
-    let mut builder = http1::Builder::new();
-    builder
-        .timer(TokioTimer::new())
-        .header_read_timeout(timeouts.head)
-        .max_header_size(head_max)
-        .max_buf_size(head_max.max(READ_MAX_BYTES))
-        // `Connection::gone` decides for each request whether the client has disconnected.
-        .half_close(true);
     let overdue = async {
         connection.overdue(timeouts.reader).await;
         // Before the drop, so that the answer can still log it.
@@ -149,10 +140,24 @@ async fn serve_connection(
         } => {}
         // The drop discards unread bytes, and cancels the request to the engine.
         () = overdue => {}
-        () = connection.slot().chosen() => {}
+        () = connection.slot().wait_until_chosen() => {}
     }
     let tunnel = tunnel.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(tunnel) = tunnel {
         tunnel.run().await;
     }
+}
+
+fn builder(proxy: &Proxy) -> http1::Builder {
+    let head_max = usize::try_from(proxy.backend().front().head_max_bytes).unwrap_or(usize::MAX);
+    let head_max = head_max.saturating_add(HEAD_SLACK_BYTES);
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(proxy.timeouts().head)
+        .max_header_size(head_max)
+        .max_buf_size(head_max.max(READ_MAX_BYTES))
+        // `Connection::wait_until_gone` decides for each request whether the client has disconnected.
+        .half_close(true);
+    builder
 }

@@ -305,7 +305,7 @@ impl Slot {
     }
 
     /// Waits until the connection has to close for another one.
-    pub(super) async fn chosen(&self) {
+    pub(super) async fn wait_until_chosen(&self) {
         loop {
             self.closing.notified().await;
             if matches!(self.locked().phase, Phase::Idle | Phase::Head { .. }) {
@@ -348,7 +348,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    async fn placed(all: &Arc<Connections>, peer: &str) -> Slot {
+    async fn place(all: &Arc<Connections>, peer: &str) -> Slot {
         Arc::clone(all).place(address(peer), 32).await
     }
 
@@ -375,15 +375,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_has_more_than_a_share_goes_first() {
         let all = Arc::new(Connections::default());
-        let older = placed(&all, "192.0.2.1").await;
+        let older = place(&all, "192.0.2.1").await;
         let (mut many, mut more) = (Vec::new(), Vec::new());
         for _ in 0..31 {
-            many.push(placed(&all, "192.0.2.2").await);
+            many.push(place(&all, "192.0.2.2").await);
         }
         while more.len() < many.len() {
             let next = tokio::spawn(Arc::clone(&all).place(address("192.0.2.3"), 32));
             // Time passes at once.
-            tokio::time::timeout(GRACE * 2, many[0].chosen()).await.unwrap();
+            tokio::time::timeout(GRACE * 2, many[0].wait_until_chosen()).await.unwrap();
             drop(many.remove(0));
             more.push(next.await.unwrap());
         }
@@ -397,7 +397,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn long_heads_have_a_budget() {
         let all = Arc::new(Connections::default());
-        let (one, other) = (placed(&all, "192.0.2.1").await, placed(&all, "192.0.2.1").await);
+        let (one, other) = (place(&all, "192.0.2.1").await, place(&all, "192.0.2.1").await);
         // What comes first is not refused, for it may have a body.
         assert_eq!(one.received(HEADS_MAX_BYTES + SHORT_HEAD_BYTES), Ok(()));
         assert_eq!(one.received(1), Err(HeadsFull));

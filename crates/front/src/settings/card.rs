@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value};
 
+use super::mistakes::SectionMistakes;
 use super::parameters;
 
 /// Fields of the list of models, besides those of metadata.
@@ -29,27 +30,24 @@ pub struct Card {
 }
 
 impl Card {
-    /// As a configuration says it.
-    ///
-    /// # Errors
-    /// What is wrong with it.
+    /// As a configuration says it. Means nothing if there are mistakes.
     pub fn checked(
         display_name: Option<String>,
         description: Option<String>,
         metadata: toml::Table,
         is_listed: Option<bool>,
-    ) -> Result<Self, String> {
-        if display_name.as_ref().is_some_and(|name| name.trim().is_empty()) {
-            return Err("display_name is empty; leave it out".to_owned());
+        mistakes: &mut SectionMistakes<'_>,
+    ) -> Self {
+        let is_blank = display_name.as_ref().is_some_and(|name| name.trim().is_empty());
+        mistakes.add_if(is_blank, "display_name is empty; leave it out");
+        for (field, instead) in LISTED.iter().filter(|(field, _)| metadata.contains_key(*field)) {
+            mistakes.add(format!("metadata has `{field}`, which the list of models has already; {instead}"));
         }
-        if let Some((field, instead)) = LISTED.iter().find(|(field, _)| metadata.contains_key(*field)) {
-            return Err(format!("metadata has `{field}`, which the list of models has already; {instead}"));
-        }
-        let field = |(field, value)| match parameters::json_of(value) {
-            Ok(value) => Ok((field, value)),
-            Err(reason) => Err(format!("metadata: `{field}` {reason}")),
+        let field = |(field, value): (String, toml::Value)| {
+            let value = parameters::json_of(value).map_err(|reason| format!("metadata: `{field}` {reason}"));
+            Some((field, mistakes.right(value)?))
         };
-        let metadata = metadata.into_iter().map(field).collect::<Result<_, _>>()?;
-        Ok(Self { display_name, description, metadata, is_hidden: is_listed == Some(false) })
+        let metadata = metadata.into_iter().filter_map(field).collect();
+        Self { display_name, description, metadata, is_hidden: is_listed == Some(false) }
     }
 }

@@ -2,6 +2,7 @@
 
 mod card;
 mod keys;
+mod mistakes;
 pub mod parameters;
 
 use std::net::SocketAddr;
@@ -11,6 +12,8 @@ use poorwill_net::tls::ServerFiles;
 
 pub use self::card::Card;
 pub use self::keys::{Key, KeyShare};
+pub(crate) use self::mistakes::Mistake;
+pub use self::mistakes::{Mistakes, SectionMistakes};
 pub use self::parameters::Parameters;
 
 /// The listener for clients.

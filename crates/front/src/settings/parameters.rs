@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Number, Value};
 
+use super::mistakes::SectionMistakes;
+
 /// Clients read answers by these, so they stay as the client wrote them.
 const KEPT: [&str; 2] = ["model", "stream"];
 
@@ -17,23 +19,22 @@ pub struct Parameters {
 }
 
 impl Parameters {
-    /// As a configuration says it.
-    ///
-    /// # Errors
-    /// What is wrong with it.
-    pub fn checked(set: toml::Table, strip: Vec<String>) -> Result<Self, String> {
-        let set = fields("parameters", set)?;
+    /// As a configuration says it. Means nothing if there are mistakes.
+    pub fn checked(set: toml::Table, strip: Vec<String>, mistakes: &mut SectionMistakes<'_>) -> Self {
+        let set = fields("parameters", set, mistakes);
         let mut all = BTreeSet::new();
         for field in strip {
-            check_field("strip", &field)?;
-            if set.contains_key(&field) {
-                return Err(format!("strip removes `{field}`, and parameters set it; leave out one of them"));
+            if let Err(reason) = check_field("strip", &field) {
+                mistakes.add(reason);
+                continue;
             }
-            if !all.insert(field.clone()) {
-                return Err(format!("strip has `{field}` twice"));
-            }
+            let is_set = set.contains_key(&field);
+            let reason = format!("strip removes `{field}`, and parameters set it; leave out one of them");
+            mistakes.add_if(is_set, reason);
+            let reason = format!("strip has `{field}` twice");
+            mistakes.add_if(!all.insert(field), reason);
         }
-        Ok(Self { set, strip: all })
+        Self { set, strip: all }
     }
 
     /// Whether bodies stay as they are.
@@ -56,17 +57,14 @@ impl Parameters {
     }
 }
 
-/// The fields of a table, as JSON. `section` is for errors.
-///
-/// # Errors
-/// A field that may not be set, or has no value in JSON.
-pub fn fields(section: &str, table: toml::Table) -> Result<Map<String, Value>, String> {
+/// The fields of a table, as JSON. `section` is for mistakes.
+pub fn fields(section: &str, table: toml::Table, mistakes: &mut SectionMistakes<'_>) -> Map<String, Value> {
     let checked = |(field, value): (String, toml::Value)| {
-        check_field(section, &field)?;
-        let value = json_of(value).map_err(|reason| format!("{section}: `{field}` {reason}"))?;
-        Ok((field, value))
+        let value = check_field(section, &field)
+            .and_then(|()| json_of(value).map_err(|reason| format!("{section}: `{field}` {reason}")));
+        Some((field, mistakes.right(value)?))
     };
-    table.into_iter().map(checked).collect()
+    table.into_iter().filter_map(checked).collect()
 }
 
 fn check_field(section: &str, field: &str) -> Result<(), String> {

@@ -15,7 +15,7 @@ use poorwill_front::backend::{
 use poorwill_front::file::{self, RawFront};
 use poorwill_front::proxy::{self, Timeouts};
 use poorwill_front::requests::Requests;
-use poorwill_front::settings::{Card, Front};
+use poorwill_front::settings::{Card, Front, Mistakes};
 use serde::Deserialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -45,8 +45,11 @@ pub(crate) fn front_of(lines: &str) -> Front {
         front: RawFront,
     }
     let secret = |place: &str| Ok(format!("key-of-{}", &place[4..]));
-    let file: OnlyFront = file::parse(&format!("[front]\n{lines}\n"), &secret).unwrap();
-    file.front.checked(&secret).unwrap()
+    let text = format!("[front]\n{lines}\n");
+    let file: OnlyFront = file::parse(&text, &secret).unwrap();
+    let mut mistakes = Mistakes::default();
+    let front = file.front.checked(&secret, &mut mistakes.of("front"));
+    file::without_mistakes(Some(front), mistakes, &text, &secret).unwrap()
 }
 
 /// The backend's decision for each request.

@@ -50,7 +50,7 @@ impl Service<Uri> for Connector {
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let secure = match (uri.scheme() == Some(&Scheme::HTTPS), &self.tls) {
+        let of_tls = match (uri.scheme() == Some(&Scheme::HTTPS), &self.tls) {
             (false, _) => None,
             (true, Some(tls)) => Some((tls.clone(), uri.host().unwrap_or_default().to_owned())),
             (true, None) => return Box::pin(async { Err(TlsFailure::no_ca().into()) }),
@@ -60,16 +60,16 @@ impl Service<Uri> for Connector {
         Box::pin(async move {
             let in_time = connection.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
             let tcp = in_time?.into_inner();
-            let stream = match secure {
+            let stream = match of_tls {
                 None => Stream::Plain(tcp),
-                Some((tls, host)) => Stream::Tls(Box::new(secured(tcp, &host, tls, most).await?)),
+                Some((tls, host)) => Stream::Tls(Box::new(secure(tcp, &host, tls, most).await?)),
             };
             Ok(TokioIo::new(stream))
         })
     }
 }
 
-async fn secured(tcp: TcpStream, host: &str, tls: ClientTls, most: Duration) -> io::Result<Secured> {
+async fn secure(tcp: TcpStream, host: &str, tls: ClientTls, most: Duration) -> io::Result<Secured> {
     let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     let name = ServerName::try_from(address.to_owned()).map_err(|_| TlsFailure::no_name(host))?;
     let shaken = timeout(most, TlsConnector::from(tls.config()).connect(name, tcp)).await;

@@ -149,11 +149,11 @@ impl<F, C> Current<F, C> {
             made.0 = marks;
             match (self.make)(&self.files) {
                 Ok(new) => {
-                    tracing::info!(files = ?self.paths, "certificates were read again");
+                    tracing::info!(files = ?self.paths, "reloaded certificates");
                     made.1 = Arc::new(new);
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "new certificates cannot be used; the last ones stay in use");
+                    tracing::warn!(%error, "cannot use new certificates; keeping the last ones");
                 }
             }
         }

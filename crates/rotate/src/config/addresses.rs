@@ -3,19 +3,20 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use poorwill_front::file::{ConfigError, invalid};
+use poorwill_front::file::check_url;
+use poorwill_front::settings::Mistakes;
 
 use super::{Config, section};
 
 impl Config {
     /// One engine serves one model, and none is the service itself.
-    pub(super) fn check_addresses(&self) -> Result<(), ConfigError> {
+    pub(super) fn check_addresses(&self, mistakes: &mut Mistakes) {
         let mut seen: BTreeMap<String, &str> = BTreeMap::new();
         let listeners = [("front", self.front.listen), ("control", self.control.listen)];
-        for model in &self.models {
-            let refused = |reason: String| Err(invalid(&section(&model.name), &reason));
+        for model in self.models.iter().filter(|model| check_url(&model.url).is_ok()) {
+            let here = &mut mistakes.of(section(&model.name));
             if let Some(other) = seen.insert(one_name(&model.url), &model.name) {
-                return refused(format!("url `{}` is that of model `{other}`", model.url));
+                here.add(format!("url `{}` is that of model `{other}`", model.url));
             }
             let address = loopback(&model.url);
             let is_here = |listen: SocketAddr| {
@@ -25,14 +26,13 @@ impl Config {
                 })
             };
             if let Some((name, listen)) = listeners.iter().find(|(_, listen)| is_here(*listen)) {
-                return refused(format!(
+                here.add(format!(
                     "url `{}` is the address of [{name}], {listen}, and its requests would come back; give its engine \
                      another port",
                     model.url
                 ));
             }
         }
-        Ok(())
     }
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use http::{Method, Uri};
+use poorwill_front::settings::SectionMistakes;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
@@ -128,30 +129,30 @@ fn call_or_table<'de, D: Deserializer<'de>, T: Deserialize<'de> + From<String>>(
 }
 
 impl RawHttp {
-    /// Errors begin with the key.
-    pub(super) fn checked(self) -> Result<HttpApi, String> {
-        let usual = HttpApi::default();
-        let health = self.health.unwrap_or(usual.health);
-        check_path(&health).map_err(|reason| format!("health {reason}"))?;
+    /// Mistakes begin with the key.
+    pub(super) fn checked(self, mistakes: &mut SectionMistakes<'_>) -> Option<HttpApi> {
+        let health = self.health.unwrap_or_else(|| HttpApi::default().health);
+        let is_right = mistakes.right(check_path(&health).map_err(|reason| format!("health {reason}")));
         let sleep = match (self.sleep, self.wake, self.asleep) {
             (None, None, None) => None,
-            (Some(sleep), Some(wake), Some(asleep)) => Some(SleepCalls {
-                sleep: checked("sleep", &sleep.call, sleep.body)?,
-                wake: checked("wake", &wake.call, wake.body)?,
-                asleep: asleep.checked()?,
-            }),
+            (Some(sleep), Some(wake), Some(asleep)) => {
+                let sleep = mistakes.right(checked("sleep", &sleep.call, sleep.body));
+                let wake = mistakes.right(checked("wake", &wake.call, wake.body));
+                let asleep = mistakes.right(asleep.checked());
+                Some(SleepCalls { sleep: sleep?, wake: wake?, asleep: asleep? })
+            }
             (sleep, wake, asleep) => {
                 let missing = match (sleep, wake, asleep) {
                     (None, ..) => "sleep = \"POST /sleep\"",
                     (_, None, _) => "wake = \"POST /wake\"",
                     _ => "asleep = \"GET /is_sleeping\", by which a service that starts knows its state",
                 };
-                return Err(format!(
-                    "sleep, wake and asleep are needed together or not at all; say {missing}"
-                ));
+                mistakes
+                    .add(format!("sleep, wake and asleep are needed together or not at all; say {missing}"));
+                return None;
             }
         };
-        Ok(HttpApi { health, sleep })
+        is_right.map(|()| HttpApi { health, sleep })
     }
 }
 

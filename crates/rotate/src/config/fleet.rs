@@ -1,5 +1,6 @@
 //! The fleet that this node belongs to.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -7,8 +8,8 @@ use poorwill::chain;
 use poorwill_fleet::etcd::{Etcd, Limits};
 use poorwill_fleet::name::{FleetName, NodeName};
 use poorwill_fleet::session::check_lease;
-use poorwill_front::file::{ConfigError, Wait, check_secure_url, client_files, invalid};
-use poorwill_front::settings::{Control, Front};
+use poorwill_front::file::{Wait, check_secure_url, client_files};
+use poorwill_front::settings::{Control, Front, SectionMistakes};
 use poorwill_net::tls::ClientFiles;
 use serde::Deserialize;
 
@@ -54,37 +55,58 @@ pub(super) struct RawFleet {
 }
 
 impl RawFleet {
-    pub(super) fn checked(self, front: &Front, control: &Control) -> Result<Fleet, ConfigError> {
-        let invalid = |reason: &str| invalid("fleet", reason);
-        let has_tls = front.tls.is_some();
-        let url = |what: &str, given: Option<String>, listen: std::net::SocketAddr| match given {
-            Some(url) if what == "front_url" && has_tls && url.starts_with("http://") => Err(invalid(
-                "front_url begins with http://, and [front] has a certificate; say https://, and a host that the \
-                 certificate has",
-            )),
-            Some(url) => {
-                let url = url.trim_end_matches('/').to_owned();
-                check_secure_url(&url).map_err(|reason| invalid(&format!("{what}: {reason}"))).map(|()| url)
-            }
-            None if listen.ip().is_unspecified() || listen.port() == 0 => Err(invalid(&format!(
-                "{what} is missing: it listens on {listen}, which is no address to go to; say how routers reach it"
-            ))),
-            None if what == "front_url" && has_tls => Ok(format!("https://{listen}")),
-            None => Ok(format!("http://{listen}")),
-        };
+    /// `None` only with a mistake.
+    pub(super) fn checked(
+        self,
+        front: &Front,
+        control: &Control,
+        mistakes: &mut SectionMistakes<'_>,
+    ) -> Option<Fleet> {
+        let front_url = mistakes.right(front_url(self.front_url, front));
+        let control_url = mistakes.right(url("control_url", self.control_url, control.listen));
+        let name = mistakes.right(self.name.parse().map_err(|error| format!("name: {error}")));
+        let node = mistakes.right(node_name(self.node).map_err(|reason| format!("node: {reason}")));
         let etcd_tls = client_files("etcd_", self.etcd_ca, self.etcd_certificate, self.etcd_certificate_key);
-        let etcd_tls = etcd_tls.map_err(|reason| invalid(&reason))?;
-        Ok(Fleet {
-            front_url: url("front_url", self.front_url, front.listen)?,
-            control_url: url("control_url", self.control_url, control.listen)?,
-            name: self.name.parse().map_err(|error| invalid(&format!("name: {error}")))?,
-            node: node_name(self.node).map_err(|reason| invalid(&format!("node: {reason}")))?,
-            etcd: checked_etcd(self.etcd, etcd_tls.as_ref()).map_err(|reason| invalid(&reason))?,
-            etcd_tls,
-            lease: check_lease(self.lease.map(|wait| wait.0)).map_err(|reason| invalid(&reason))?,
+        let etcd_tls = mistakes.right(etcd_tls);
+        // Without its TLS, https:// would be a mistake, too.
+        let etcd = etcd_tls.as_ref().and_then(|tls| mistakes.right(checked_etcd(self.etcd, tls.as_ref())));
+        let lease = mistakes.right(check_lease(self.lease.map(|wait| wait.0)));
+        Some(Fleet {
+            front_url: front_url?,
+            control_url: control_url?,
+            name: name?,
+            node: node?,
+            etcd: etcd?,
+            etcd_tls: etcd_tls?,
+            lease: lease?,
             domain: self.domain.unwrap_or_default(),
             prepare: self.prepare.unwrap_or(true),
         })
+    }
+}
+
+fn front_url(given: Option<String>, front: &Front) -> Result<String, String> {
+    let is_tls = front.tls.is_some();
+    if is_tls && given.as_ref().is_some_and(|url| url.starts_with("http://")) {
+        return Err("front_url begins with http://, and [front] has a certificate; say https://, and a host that the \
+                    certificate has"
+            .to_owned());
+    }
+    let is_given = given.is_some();
+    let url = url("front_url", given, front.listen)?;
+    Ok(if is_tls && !is_given { format!("https://{}", front.listen) } else { url })
+}
+
+fn url(what: &str, given: Option<String>, listen: SocketAddr) -> Result<String, String> {
+    match given {
+        Some(url) => {
+            let url = url.trim_end_matches('/').to_owned();
+            check_secure_url(&url).map_err(|reason| format!("{what}: {reason}")).map(|()| url)
+        }
+        None if listen.ip().is_unspecified() || listen.port() == 0 => Err(format!(
+            "{what} is missing: it listens on {listen}, which is no address to go to; say how routers reach it"
+        )),
+        None => Ok(format!("http://{listen}")),
     }
 }
 

@@ -1,11 +1,14 @@
 //! The configuration: models, engines, and the limits of both listeners.
 //!
-//! [`Config::read`] reads one TOML file and checks all of it. The first mistake is an error that says where it is and
-//! what would be right, with an excerpt of the file. API keys are never in the file, only where they are stored.
+//! [`Config::read`] reads one TOML file and checks all of it. Every wrong value is reported at once: where it is and what
+//! would be right, with an excerpt of the file. Of what cannot be read, unknown keys included, the first is reported. API keys
+//! are never in the file, only where they are stored.
 
 mod addresses;
 mod calls;
 mod fleet;
+mod hibernate;
+mod model;
 mod names;
 mod raw;
 mod read;
@@ -17,7 +20,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use poorwill_front::file::invalid;
 use poorwill_rotation_policy::Rules;
 
 pub use self::calls::{AsleepCall, Call, HttpApi, SleepCalls};

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use poorwill_front::file::{ConfigError, invalid, nearest};
-use poorwill_front::settings::{Card, Parameters};
+use poorwill_front::file::nearest;
+use poorwill_front::settings::{Card, Mistakes, Parameters, SectionMistakes};
 use poorwill_rotation_policy::ModelId;
 use serde::Deserialize;
 
@@ -60,33 +60,31 @@ enum RawStrategy {
 }
 
 impl RawSelector {
-    pub(super) fn checked(self) -> Result<Selector, ConfigError> {
-        let here = selector(&self.name);
-        let invalid = |reason: &str| Err(invalid(&here, reason));
-        if self.name.trim().is_empty() {
-            return invalid("its name is empty");
-        }
-        if let Some(name) = odd_name([&self.name]) {
-            return invalid(&name);
-        }
-        if self.targets.is_empty() {
-            return invalid("targets is empty; name the models that it chooses from");
-        }
+    /// Means nothing if there are mistakes.
+    pub(super) fn checked(self, mistakes: &mut Mistakes) -> Selector {
+        let here = &mut mistakes.of(selector(&self.name));
+        let is_blank = self.name.trim().is_empty();
+        here.add_if(is_blank, "its name is empty");
+        odd_names([&self.name].into_iter().filter(|_| !is_blank)).for_each(|reason| here.add(reason));
+        here.add_if(self.targets.is_empty(), "targets is empty; name the models that it chooses from");
         let strategy = match (self.strategy.unwrap_or(RawStrategy::Ready), self.requests) {
             (RawStrategy::Spillover, None) => {
-                return invalid("strategy is \"spillover\", and requests is missing; say requests = 4");
+                Err("strategy is \"spillover\", and requests is missing; say requests = 4")
             }
             (RawStrategy::Spillover, Some(0)) => {
-                return invalid("requests is 0, and no target has fewer; make it larger");
+                Err("requests is 0, and no target has fewer; make it larger")
             }
-            (RawStrategy::Spillover, Some(requests)) => Strategy::Spillover { requests },
-            (_, Some(_)) => return invalid("requests is for strategy = \"spillover\"; leave it out"),
-            (RawStrategy::Ready, None) => Strategy::Ready,
-            (RawStrategy::First, None) => Strategy::First,
+            (RawStrategy::Spillover, Some(requests)) => Ok(Strategy::Spillover { requests }),
+            (_, Some(_)) => Err("requests is for strategy = \"spillover\"; leave it out"),
+            (RawStrategy::Ready, None) => Ok(Strategy::Ready),
+            (RawStrategy::First, None) => Ok(Strategy::First),
         };
-        let card = Card::checked(self.display_name, self.description, self.metadata, self.listed);
-        let card = card.map_err(|reason| super::invalid(&here, &reason))?;
-        Ok(Selector { name: self.name, targets: self.targets, strategy, card })
+        Selector {
+            strategy: here.right(strategy.map_err(str::to_owned)).unwrap_or(Strategy::First),
+            card: Card::checked(self.display_name, self.description, self.metadata, self.listed, here),
+            name: self.name,
+            targets: self.targets,
+        }
     }
 }
 
@@ -119,24 +117,28 @@ impl Config {
         self.models.iter().position(|model| model.names().any(|one| one == name)).map(ModelId)
     }
 
-    pub(super) fn check_names(&self) -> Result<(), ConfigError> {
-        if self.models.is_empty() {
-            return Err(invalid("the configuration", "it has no model; say [[model]] with a name and a url"));
-        }
+    pub(super) fn check_names(&self, mistakes: &mut Mistakes) {
+        let reason = "it has no model; say [[model]] with a name and a url";
+        mistakes.of("the configuration").add_if(self.models.is_empty(), reason);
         let of_models =
             self.models.iter().flat_map(|model| model.names().map(|name| (name, section(&model.name))));
         let of_selectors = self.selectors.iter().map(|one| (&one.name, selector(&one.name)));
         let mut seen: BTreeMap<&str, String> = BTreeMap::new();
-        for (name, owner) in of_models.chain(of_selectors) {
+        let all = of_models.chain(of_selectors);
+        for (name, owner) in all.filter(|(name, _)| !name.trim().is_empty()) {
             if let Some(other) = seen.insert(name, owner.clone()) {
-                return Err(invalid(&owner, &format!("{other} has the name `{name}` as well")));
+                mistakes.of(owner).add(format!("{other} has the name `{name}` as well"));
             }
         }
-        self.selectors.iter().try_for_each(|selector| self.check_targets(selector, &seen))?;
-        self.profiles.iter().try_for_each(|(profile, names)| check_profile(profile, names, &seen))
+        for selector in &self.selectors {
+            self.check_targets(selector, &seen, mistakes);
+        }
+        for (profile, names) in &self.profiles {
+            check_profile(profile, names, &seen, &mut mistakes.of(format!("profile `{profile}`")));
+        }
     }
 
-    fn check_targets(&self, of: &Selector, names: &BTreeMap<&str, String>) -> Result<(), ConfigError> {
+    fn check_targets(&self, of: &Selector, names: &BTreeMap<&str, String>, mistakes: &mut Mistakes) {
         let mut seen = BTreeSet::new();
         for target in &of.targets {
             let is_selector = || self.selectors.iter().any(|other| other.name == *target);
@@ -149,9 +151,8 @@ impl Config {
             } else {
                 continue;
             };
-            return Err(invalid(&selector(&of.name), &reason));
+            mistakes.of(selector(&of.name)).add(reason);
         }
-        Ok(())
     }
 }
 
@@ -159,24 +160,22 @@ fn check_profile(
     profile: &str,
     all: &BTreeMap<String, String>,
     names: &BTreeMap<&str, String>,
-) -> Result<(), ConfigError> {
-    let invalid = |reason: &str| Err(invalid(&format!("profile `{profile}`"), reason));
-    if profile.trim().is_empty() || all.keys().any(|name| name.trim().is_empty()) {
-        return invalid("it has no name, or one of its names is empty");
-    }
-    if let Some(reason) = odd_name(all.keys()) {
-        return invalid(&reason);
-    }
-    if all.is_empty() {
-        return invalid("it is empty; say a name and what it stands for, like \"coder\" = \"qwen\"");
-    }
-    let unknown = all.iter().find(|(_, target)| !target.is_empty() && !names.contains_key(target.as_str()));
-    match unknown {
-        Some((name, target)) => invalid(&format!(
-            "`{name}` stands for `{target}`, which is no name of a model or selector{}",
-            meant(target, names)
-        )),
-        None => Ok(()),
+    mistakes: &mut SectionMistakes<'_>,
+) {
+    let is_blank = |name: &str| name.trim().is_empty();
+    mistakes.add_if(
+        is_blank(profile) || all.keys().any(|name| is_blank(name)),
+        "it has no name, or one of its names is empty",
+    );
+    odd_names(all.keys().filter(|name| !is_blank(name))).for_each(|reason| mistakes.add(reason));
+    mistakes
+        .add_if(all.is_empty(), "it is empty; say a name and what it stands for, like \"coder\" = \"qwen\"");
+    for (name, target) in all.iter().filter(|(_, target)| !target.is_empty()) {
+        let is_known = names.contains_key(target.as_str());
+        let meant = meant(target, names);
+        let reason =
+            format!("`{name}` stands for `{target}`, which is no name of a model or selector{meant}");
+        mistakes.add_if(!is_known, reason);
     }
 }
 
@@ -186,11 +185,12 @@ fn meant(wrong: &str, names: &BTreeMap<&str, String>) -> String {
     nearest.map(|name| format!("; did you mean `{name}`?")).unwrap_or_default()
 }
 
-/// Why a name cannot be in a request, if it cannot.
-pub(super) fn odd_name<'a>(names: impl IntoIterator<Item = &'a String>) -> Option<String> {
+/// Why names cannot be in a request, of those that cannot.
+pub(super) fn odd_names<'a>(names: impl Iterator<Item = &'a String>) -> impl Iterator<Item = String> {
     let is_odd = |name: &&String| name.trim() != name.as_str() || name.contains(char::is_control);
-    let odd = names.into_iter().find(is_odd)?;
-    Some(format!("{odd:?} has blanks around it or control characters in it, and no request could say it"))
+    names.filter(is_odd).map(|odd| {
+        format!("{odd:?} has blanks around it or control characters in it, and no request could say it")
+    })
 }
 
 fn selector(name: &str) -> String {

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use poorwill_front::file;
+use poorwill_front::settings::Mistakes;
 
 use super::raw::File;
 use super::{Config, ConfigError};
@@ -12,7 +13,7 @@ impl Config {
     /// Reads a file.
     ///
     /// # Errors
-    /// What is wrong first; see [`ConfigError`].
+    /// What is wrong; see [`ConfigError`].
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.to_path_buf(), source })?;
@@ -25,11 +26,8 @@ impl Config {
     /// As [`read`](Self::read).
     pub fn parse(text: &str, secret: &dyn Fn(&str) -> Result<String, String>) -> Result<Self, ConfigError> {
         let file: File = file::parse(text, secret)?;
-        let checked = file.checked(secret).and_then(|config| {
-            config.check_names()?;
-            config.check_addresses()?;
-            Ok(config)
-        });
-        checked.map_err(|error| file::placed(error, text, secret))
+        let mut mistakes = Mistakes::default();
+        let config = file.checked(secret, &mut mistakes);
+        file::without_mistakes(Some(config), mistakes, text, secret)
     }
 }

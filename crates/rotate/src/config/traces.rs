@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use http::uri::Scheme;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
-use poorwill_front::file::{ConfigError, Secret, invalid};
+use poorwill_front::file::Secret;
+use poorwill_front::settings::SectionMistakes;
 use serde::Deserialize;
 
 const EXAMPLE: &str = "http://127.0.0.1:4318/v1/traces";
@@ -36,36 +37,45 @@ pub(super) struct RawTraces {
 }
 
 impl RawTraces {
-    pub(super) fn checked(self, secret: Secret<'_>) -> Result<TraceExport, ConfigError> {
-        let invalid = |reason: &str| invalid("traces", reason);
-        let endpoint = self.endpoint.ok_or_else(|| {
-            invalid(&format!("endpoint is missing; say endpoint = \"{EXAMPLE}\", or leave out [traces]"))
-        })?;
-        check_endpoint(&endpoint)
-            .map_err(|reason| invalid(&format!("endpoint {reason}; say \"{EXAMPLE}\"")))?;
+    /// `None` only with a mistake.
+    pub(super) fn checked(
+        self,
+        secret: Secret<'_>,
+        mistakes: &mut SectionMistakes<'_>,
+    ) -> Option<TraceExport> {
+        let endpoint = match self.endpoint {
+            Some(endpoint) => check_endpoint(&endpoint)
+                .map_err(|reason| format!("endpoint {reason}; say \"{EXAMPLE}\""))
+                .map(|()| endpoint),
+            None => Err(format!("endpoint is missing; say endpoint = \"{EXAMPLE}\", or leave out [traces]")),
+        };
+        let endpoint = mistakes.right(endpoint);
         let sample = self.sample.unwrap_or(1.0);
-        if !(0.0..=1.0).contains(&sample) {
-            return Err(invalid(&format!("sample is {sample}; say a share of requests from 0 to 1")));
-        }
+        mistakes.add_if(
+            !(0.0..=1.0).contains(&sample),
+            format!("sample is {sample}; say a share of requests from 0 to 1"),
+        );
         let service = self.service.unwrap_or_else(|| "poorwill".to_owned());
-        if service.trim().is_empty() {
-            return Err(invalid("service is empty; leave it out, or say a name"));
-        }
-        let mut headers = HeaderMap::new();
-        for (name, source) in &self.headers {
-            let failed = |reason: &str| invalid(&format!("the header {name:?} of headers {reason}"));
-            let known: HeaderName = name.parse().map_err(|_| failed("has no valid name"))?;
-            if [header::CONTENT_TYPE, header::CONTENT_LENGTH, header::HOST].contains(&known) {
-                return Err(failed("is set by the exporter; leave it out"));
-            }
-            let value = secret(source).map_err(|reason| failed(&format!("has no value: {reason}")))?;
-            let mut value = HeaderValue::from_str(value.trim())
-                .map_err(|_| failed("has a value that no header can have"))?;
-            value.set_sensitive(true);
-            headers.insert(known, value);
-        }
-        Ok(TraceExport { endpoint, sample, service, headers })
+        mistakes.add_if(service.trim().is_empty(), "service is empty; leave it out, or say a name");
+        let header = |(name, source): (&String, &String)| {
+            let checked = checked_header(name, source, secret);
+            mistakes.right(checked.map_err(|reason| format!("the header {name:?} of headers {reason}")))
+        };
+        let headers = self.headers.iter().filter_map(header).collect();
+        Some(TraceExport { endpoint: endpoint?, sample, service, headers })
     }
+}
+
+fn checked_header(name: &str, source: &str, secret: Secret<'_>) -> Result<(HeaderName, HeaderValue), String> {
+    let known: HeaderName = name.parse().map_err(|_| "has no valid name".to_owned())?;
+    if [header::CONTENT_TYPE, header::CONTENT_LENGTH, header::HOST].contains(&known) {
+        return Err("is set by the exporter; leave it out".to_owned());
+    }
+    let value = secret(source).map_err(|reason| format!("has no value: {reason}"))?;
+    let value = HeaderValue::from_str(value.trim());
+    let mut value = value.map_err(|_| "has a value that no header can have".to_owned())?;
+    value.set_sensitive(true);
+    Ok((known, value))
 }
 
 /// The message does not repeat the address, which may contain a password.

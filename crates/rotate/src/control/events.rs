@@ -149,7 +149,7 @@ pub(super) async fn follow(
                 hub.keep(Kept::Event(event));
             }
             Err(RecvError::Lagged(lost)) => {
-                tracing::warn!(lost, "events came faster than they were taken; metrics lack them");
+                tracing::warn!(lost, "lost events, which metrics lack");
                 metrics.lost(lost);
                 hub.keep(Kept::Lost(lost));
             }
@@ -233,7 +233,7 @@ fn written(kept: &Kept) -> String {
             text
         }
         Err(error) => {
-            tracing::error!(%error, "an event cannot be written as JSON");
+            tracing::error!(%error, "cannot write an event as JSON");
             lagged(1)
         }
     }

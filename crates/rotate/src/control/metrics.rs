@@ -177,55 +177,74 @@ impl Metrics {
 
 fn of_models(now: &Snapshot) -> Registry {
     let mut registry = Registry::with_prefix(PREFIX);
-    let oldest = Family::<OfModel, Seconds>::default();
-    let help = "Seconds that the model's oldest request or command waits; 0 if none does";
-    registry.register_with_unit("oldest_wait", help, Unit::Seconds, oldest.clone());
-    let costs = Family::<OfStep, Seconds>::default();
-    let help = "Seconds that a step of a swap usually takes, as measured";
-    registry.register_with_unit("swap_cost", help, Unit::Seconds, costs.clone());
-    let mut gauge = |name: &str, help: &str| {
-        let family = Family::<OfModel, Number>::default();
-        registry.register(name, help, family.clone());
-        family
-    };
-    let queue = gauge("queue", "Requests that wait for the model");
-    let running = gauge("running", "Requests of the model that run");
-    let ready = gauge("ready", "Whether requests of the model are admitted");
-    let mut counter = |name: &str, help: &str| {
-        let family = Family::<OfModel, Counter>::default();
-        registry.register(name, help, family.clone());
-        family
-    };
-    let residue = Family::<OfPlace, Number>::default();
-    let help = "Memory that a hibernation releases on the GPU, as last measured";
-    let held = Family::<OfModel, Number>::default();
-    let host_help = "Host memory that the model's hibernating engine takes";
-    let admitted = counter("admitted", "Requests that were admitted");
-    let refused = counter("refused", "Requests that were refused");
-    let starts = counter("engine_starts", "Starts of the engine");
-    registry.register_with_unit("residue", help, Unit::Bytes, residue.clone());
-    registry.register_with_unit("hibernation_host", host_help, Unit::Bytes, held.clone());
-    let mut of_all = |name: &str, help: &str, count: fn(&ModelNow) -> usize| {
-        let gauge = Number::default();
-        gauge.set(wide(now.models.iter().map(count).sum()));
-        registry.register(name, help, gauge);
-    };
-    // Without a label: endpoint pickers read one number from each server.
-    of_all("requests_waiting", "Requests that wait, of all models", |model| model.queued);
-    of_all("requests_running", "Requests that run, of all models", |model| model.running);
+    let series = ModelSeries::register(&mut registry);
+    register_sums(&mut registry, now);
     for model in &now.models {
+        series.set(model);
+    }
+    registry
+}
+
+struct ModelSeries {
+    oldest: Family<OfModel, Seconds>,
+    costs: Family<OfStep, Seconds>,
+    queue: Family<OfModel, Number>,
+    running: Family<OfModel, Number>,
+    ready: Family<OfModel, Number>,
+    admitted: Family<OfModel, Counter>,
+    refused: Family<OfModel, Counter>,
+    starts: Family<OfModel, Counter>,
+    residue: Family<OfPlace, Number>,
+    held: Family<OfModel, Number>,
+}
+
+impl ModelSeries {
+    fn register(registry: &mut Registry) -> Self {
+        let oldest = Family::<OfModel, Seconds>::default();
+        let help = "Seconds that the model's oldest request or command waits; 0 if none does";
+        registry.register_with_unit("oldest_wait", help, Unit::Seconds, oldest.clone());
+        let costs = Family::<OfStep, Seconds>::default();
+        let help = "Seconds that a step of a swap usually takes, as measured";
+        registry.register_with_unit("swap_cost", help, Unit::Seconds, costs.clone());
+        let mut gauge = |name: &str, help: &str| {
+            let family = Family::<OfModel, Number>::default();
+            registry.register(name, help, family.clone());
+            family
+        };
+        let queue = gauge("queue", "Requests that wait for the model");
+        let running = gauge("running", "Requests of the model that run");
+        let ready = gauge("ready", "Whether requests of the model are admitted");
+        let mut counter = |name: &str, help: &str| {
+            let family = Family::<OfModel, Counter>::default();
+            registry.register(name, help, family.clone());
+            family
+        };
+        let admitted = counter("admitted", "Requests that were admitted");
+        let refused = counter("refused", "Requests that were refused");
+        let starts = counter("engine_starts", "Starts of the engine");
+        let residue = Family::<OfPlace, Number>::default();
+        let help = "Memory that a hibernation releases on the GPU, as last measured";
+        registry.register_with_unit("residue", help, Unit::Bytes, residue.clone());
+        let held = Family::<OfModel, Number>::default();
+        let help = "Host memory that the model's hibernating engine takes";
+        registry.register_with_unit("hibernation_host", help, Unit::Bytes, held.clone());
+        Self { oldest, costs, queue, running, ready, admitted, refused, starts, residue, held }
+    }
+
+    fn set(&self, model: &ModelNow) {
         let of = OfModel { model: model.name.clone() };
-        held.get_or_create(&of).set(model.host_bytes);
+        self.held.get_or_create(&of).set(model.host_bytes);
         for (gpu, bytes) in model.gpus.iter().zip(model.residue_bytes.iter().flatten()) {
-            residue.get_or_create(&OfPlace { model: model.name.clone(), gpu: wide(*gpu) }).set(*bytes);
+            let place = OfPlace { model: model.name.clone(), gpu: wide(*gpu) };
+            self.residue.get_or_create(&place).set(*bytes);
         }
-        queue.get_or_create(&of).set(wide(model.queued));
-        running.get_or_create(&of).set(wide(model.running));
-        ready.get_or_create(&of).set(u64::from(model.is_ready));
-        admitted.get_or_create(&of).inc_by(model.admitted);
-        refused.get_or_create(&of).inc_by(model.refused);
-        starts.get_or_create(&of).inc_by(model.starts);
-        oldest.get_or_create(&of).set(model.oldest_wait_s.unwrap_or(0.0));
+        self.queue.get_or_create(&of).set(wide(model.queued));
+        self.running.get_or_create(&of).set(wide(model.running));
+        self.ready.get_or_create(&of).set(u64::from(model.is_ready));
+        self.admitted.get_or_create(&of).inc_by(model.admitted);
+        self.refused.get_or_create(&of).inc_by(model.refused);
+        self.starts.get_or_create(&of).inc_by(model.starts);
+        self.oldest.get_or_create(&of).set(model.oldest_wait_s.unwrap_or(0.0));
         let costs_of = [
             ("resume", model.resume_s),
             ("wake", model.wake_s),
@@ -235,11 +254,21 @@ fn of_models(now: &Snapshot) -> Registry {
         ];
         for (step, seconds) in costs_of {
             if let Some(seconds) = seconds {
-                costs.get_or_create(&OfStep { model: model.name.clone(), step }).set(seconds);
+                self.costs.get_or_create(&OfStep { model: model.name.clone(), step }).set(seconds);
             }
         }
     }
-    registry
+}
+
+/// Without a label: endpoint pickers read one number from each server.
+fn register_sums(registry: &mut Registry, now: &Snapshot) {
+    let mut of_all = |name: &str, help: &str, count: fn(&ModelNow) -> usize| {
+        let gauge = Number::default();
+        gauge.set(wide(now.models.iter().map(count).sum()));
+        registry.register(name, help, gauge);
+    };
+    of_all("requests_waiting", "Requests that wait, of all models", |model| model.queued);
+    of_all("requests_running", "Requests that run, of all models", |model| model.running);
 }
 
 fn of_gpus(now: &Snapshot) -> Registry {

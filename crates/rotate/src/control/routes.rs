@@ -153,7 +153,7 @@ async fn reload(State(shared): State<HandlerState>, body: Body) -> Result<Respon
     to_completion(async move { shared.api.reload().await })
         .await?
         .map_err(|reason| ControlError::new(StatusCode::UNPROCESSABLE_ENTITY, reason))?;
-    tracing::info!("an operator had the configuration read again");
+    tracing::info!("an operator reloaded the configuration");
     Ok(Json(json!({"reloaded": true})).into_response())
 }
 

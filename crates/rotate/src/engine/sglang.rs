@@ -156,7 +156,7 @@ impl Sglang {
         }
     }
 
-    async fn drained(&self) -> Result<(), EngineError> {
+    async fn drain(&self) -> Result<(), EngineError> {
         let mut has_warned = false;
         loop {
             let reply = self.http.post("/flush_cache", None).await?;
@@ -164,7 +164,10 @@ impl Sglang {
                 return reply.done().map(|_| ());
             }
             if !has_warned {
-                tracing::warn!("{}: it still runs requests, and sleeps after them", reply.request_line);
+                tracing::warn!(
+                    "{}: the engine still runs requests; waiting for them before it sleeps",
+                    reply.request_line
+                );
                 has_warned = true;
             }
             tokio::time::sleep(PAUSE).await;
@@ -216,7 +219,7 @@ impl Engine for Sglang {
                 Mark::Asleep(_) => return Ok(()),
                 Mark::Awake(own) => own,
             };
-            self.drained().await?;
+            self.drain().await?;
             self.mark(&format!("{MOVING}{own}")).await?;
             self.http.post("/release_memory_occupation", Some(json!({}))).await?.done()?;
             self.mark(&format!("{ASLEEP}{own}")).await

@@ -191,9 +191,9 @@ impl Worker {
     fn note(&mut self, problem: Option<String>) {
         match (&problem, &self.last_problem) {
             (Some(new), old) if Some(new) != old.as_ref() => {
-                tracing::warn!(reason = new, "this node is not published");
+                tracing::warn!(reason = new, "cannot publish this node; retrying");
             }
-            (None, Some(_)) => tracing::info!("this node is published again"),
+            (None, Some(_)) => tracing::info!("publishing this node again"),
             _ => {}
         }
         if self.last_problem != problem {
@@ -367,7 +367,7 @@ impl Worker {
                             model = model.name,
                             fence,
                             known,
-                            "a placement of an older controller is not taken; if etcd was set up anew, remove fleet.json of the state \
+                            "ignored a placement of an older controller; if etcd was set up anew, remove fleet.json of the state \
                              folder, and start the node again"
                         );
                         self.owned.goal(&model.name)
@@ -381,7 +381,7 @@ impl Worker {
                         self.owned.goal(&model.name)
                     }
                     Err(error) => {
-                        tracing::warn!(%error, "a placement cannot be read");
+                        tracing::warn!(%error, "ignored an unreadable placement");
                         self.owned.goal(&model.name)
                     }
                 },
@@ -395,14 +395,14 @@ impl Worker {
     async fn follow(&mut self, goals: Option<BTreeMap<String, Goal>>, everything: bool) {
         let Some(goals) = goals else { return };
         if let Err(error) = self.fences.keep().await {
-            tracing::warn!(path = %self.fences.path(), %error, "fences are not kept for the next start");
+            tracing::warn!(path = %self.fences.path(), %error, "cannot save fences for the next start");
         }
         let config = self.service.config();
         let all = everything.then(|| goals.clone().into_iter().collect());
         let changed = self.owned.set_goals(goals);
         for (model, goal) in all.unwrap_or(changed) {
             let is_pinned = config.models.iter().any(|one| one.name == model && one.rules.is_pinned);
-            tracing::info!(model, %goal, "placed");
+            tracing::info!(model, %goal, "a model has a new goal");
             let order = |command| {
                 // A model that a reload removed has nothing to follow.
                 let _known: bool = self.service.command(&model, command);

@@ -157,7 +157,7 @@ impl Keeper {
                 }
             }
             let begun = Instant::now();
-            let error = match self.started(helper).await {
+            let error = match self.start(helper).await {
                 Ok(child) => {
                     if is_again {
                         self.restarted.send_modify(|restarts| *restarts += 1);
@@ -175,7 +175,7 @@ impl Keeper {
                 }
                 Err(error) => error,
             };
-            tracing::warn!("the helper for hibernation cannot be used: {error}");
+            tracing::warn!("cannot use the helper for hibernation: {error}");
             if let Some(unusable) = helper.as_mut() {
                 unusable.kill().await;
             }
@@ -185,7 +185,7 @@ impl Keeper {
         }
     }
 
-    async fn started<'a>(
+    async fn start<'a>(
         &mut self,
         helper: &'a mut Option<HelperChild>,
     ) -> Result<&'a mut HelperChild, HelperError> {
@@ -255,7 +255,7 @@ impl HelperChild {
         let line = match timeout(READY_MAX, self.lines.next_line()).await {
             Ok(Ok(Some(line))) => line,
             Ok(Ok(None)) => {
-                let how = self.ended(END_MAX).await;
+                let how = self.end(END_MAX).await;
                 return Err(failed(format!("ended before its first line, with {how}; see its errors above")));
             }
             Ok(Err(error)) => return Err(failed(format!("writes what cannot be read: {error}"))),
@@ -282,13 +282,13 @@ impl HelperChild {
             if let Some((operation, reply)) = asked.take()
                 && let Err(error) = self.send(operation, reply).await
             {
-                self.ended(END_MAX).await;
+                self.end(END_MAX).await;
                 return Some(error.to_string());
             }
             tokio::select! {
                 line = self.lines.next_line() => match line {
-                    Ok(Some(line)) => self.answered(&line),
-                    Ok(None) => return Some(self.ended(END_MAX).await),
+                    Ok(Some(line)) => self.take_answer(&line),
+                    Ok(None) => return Some(self.end(END_MAX).await),
                     Err(error) => {
                         self.kill().await;
                         return Some(error.to_string());
@@ -315,7 +315,7 @@ impl HelperChild {
         input.flush().await
     }
 
-    fn answered(&mut self, line: &str) {
+    fn take_answer(&mut self, line: &str) {
         let answer: Result<Line, _> = serde_json::from_str(line);
         match answer {
             Ok(Line { id: Some(id), ok, error, .. }) => {
@@ -329,7 +329,7 @@ impl HelperChild {
                     tracing::warn!(process = %one, "the helper has recovered a process");
                 }
             }
-            _ => tracing::warn!(line, "a line of the helper for hibernation is not understood"),
+            _ => tracing::warn!(line, "ignored an unknown line of the helper for hibernation"),
         }
     }
 
@@ -342,11 +342,11 @@ impl HelperChild {
     /// It finishes what is under way. Before its first line, nothing is.
     async fn close(&mut self) {
         let limit = if self.is_ready { END_MAX } else { Duration::ZERO };
-        self.ended(limit).await;
+        self.end(limit).await;
     }
 
     /// How it ended. One that lives on is killed, with its children.
-    async fn ended(&mut self, limit: Duration) -> String {
+    async fn end(&mut self, limit: Duration) -> String {
         drop(self.input.take());
         match timeout(limit, self.child.wait()).await {
             Ok(Ok(status)) => status.to_string(),
@@ -364,9 +364,9 @@ impl HelperChild {
         let killed = kill_process_group(group, Signal::KILL).map_err(io::Error::from);
         let waited = timeout(KILL_MAX, self.child.wait()).await;
         if let Err(error) = killed {
-            tracing::warn!(%error, "the helper for hibernation cannot be killed");
+            tracing::warn!(%error, "cannot kill the helper for hibernation");
         } else if waited.is_err() {
-            tracing::warn!("the helper for hibernation was killed, and has not ended yet");
+            tracing::warn!("killed the helper for hibernation, which has not ended yet");
         }
     }
 }

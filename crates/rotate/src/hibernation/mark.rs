@@ -76,7 +76,7 @@ impl Marks {
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 // It only has the next service ask the helper.
-                tracing::warn!(path = %path.display(), %error, "a mark of hibernation is not removed");
+                tracing::warn!(path = %path.display(), %error, "cannot remove a mark of hibernation");
             }
             _ => {}
         }

@@ -120,56 +120,17 @@ impl Sets {
     }
 
     async fn take_off(&self, of: &EngineProcesses) -> Result<(), HibernateError> {
-        let inspect = self.of_each(&of.pids, |pids| Ask::Inspect { pids }, inspected);
-        let mut found = inspect.await.map_err(|error| not_hibernated("it was not inspected: ", &error))?;
-        // One that only looked for GPUs serves requests, and stays.
-        let holds = |one: &Inspected| one.host_bytes > 0 || one.is_unmeasured;
-        if found.iter().any(|(_, one)| holds(one)) {
-            found.retain(|(_, one)| holds(one));
-        }
-        if found.is_empty() {
-            let why = "none of its processes uses a GPU, as far as they are known";
-            return Err(HibernateError::Impossible(why.to_owned()));
-        }
+        let found = self.users_of_gpus(of).await?;
         for (pid, one) in &found {
-            if !one.obstacles.is_empty() {
-                let why = format!("its process {pid} has {}", one.obstacles.join(" and "));
-                return Err(HibernateError::Impossible(why));
-            }
-            if one.state != Some(ProcessState::Running) {
-                let state = one.state.map_or("neither here nor away", ProcessState::as_str);
-                let why = format!(
-                    "its process {pid} is {state}, by another program: have that program put it back"
-                );
-                return Err(HibernateError::Failed(why));
-            }
+            check_movable(*pid, one)?;
+        }
+        let settings = *self.settings();
+        if settings.host_max_bytes.is_some() {
+            check_measured(&found)?;
         }
         let pids: Vec<u32> = found.iter().map(|(pid, _)| *pid).collect();
         let host_bytes = found.iter().map(|(_, one)| one.host_bytes).fold(0, u64::saturating_add);
-        let settings = *self.settings();
-        let unmeasured = found.iter().find(|(_, one)| one.is_unmeasured);
-        if let (Some((pid, _)), Some(_)) = (unmeasured, settings.host_max_bytes) {
-            let why = format!(
-                "the driver does not say what its process {pid} holds, so it cannot be compared with host_max; leave \
-                 host_max away"
-            );
-            return Err(HibernateError::Impossible(why));
-        }
-        let left = {
-            let _one_at_a_time = self.reserving.lock().await;
-            let taken = self.marks.host_bytes_beside(&of.model);
-            let left = settings.host_max_bytes.map(|most| most.saturating_sub(taken));
-            if left.is_some_and(|left| host_bytes > left) {
-                return Err(HibernateError::Failed(format!(
-                    "it takes {} of host memory to hibernate, and {} of host_max are left; raise host_max, or have \
-                     fewer engines hibernate",
-                    ByteSize(host_bytes),
-                    ByteSize(left.unwrap_or_default())
-                )));
-            }
-            self.mark(of, &pids, host_bytes)?;
-            left
-        };
+        let left = self.reserve(of, &pids, host_bytes, settings.host_max_bytes).await?;
         let wait_max_ms = u64::try_from(settings.wait_max.as_millis()).unwrap_or(u64::MAX);
         let operation = Ask::Hibernate { pids: pids.clone(), wait_max_ms, host_bytes_max: left };
         match self.helper.ask(operation).await {
@@ -184,6 +145,45 @@ impl Sets {
                 Err(not_hibernated("", &error))
             }
         }
+    }
+
+    /// At least one.
+    async fn users_of_gpus(&self, of: &EngineProcesses) -> Result<Vec<(u32, Inspected)>, HibernateError> {
+        let inspect = self.of_each(&of.pids, |pids| Ask::Inspect { pids }, inspected);
+        let mut found = inspect.await.map_err(|error| not_hibernated("it was not inspected: ", &error))?;
+        // One that only looked for GPUs serves requests, and stays.
+        let holds = |one: &Inspected| one.host_bytes > 0 || one.is_unmeasured;
+        if found.iter().any(|(_, one)| holds(one)) {
+            found.retain(|(_, one)| holds(one));
+        }
+        if found.is_empty() {
+            let why = "none of its processes uses a GPU, as far as they are known";
+            return Err(HibernateError::Impossible(why.to_owned()));
+        }
+        Ok(found)
+    }
+
+    /// Marks it with this much host memory. Returns what it may take of a limit.
+    async fn reserve(
+        &self,
+        of: &EngineProcesses,
+        pids: &[u32],
+        host_bytes: u64,
+        host_max_bytes: Option<u64>,
+    ) -> Result<Option<u64>, HibernateError> {
+        let _one_at_a_time = self.reserving.lock().await;
+        let taken = self.marks.host_bytes_beside(&of.model);
+        let left = host_max_bytes.map(|most| most.saturating_sub(taken));
+        if left.is_some_and(|left| host_bytes > left) {
+            return Err(HibernateError::Failed(format!(
+                "it takes {} of host memory to hibernate, and {} of host_max are left; raise host_max, or have \
+                 fewer engines hibernate",
+                ByteSize(host_bytes),
+                ByteSize(left.unwrap_or_default())
+            )));
+        }
+        self.mark(of, pids, host_bytes)?;
+        Ok(left)
     }
 
     fn mark(&self, of: &EngineProcesses, pids: &[u32], host_bytes: u64) -> Result<(), HibernateError> {
@@ -210,6 +210,27 @@ impl Sets {
         self.marks.remove(&of.model);
         Ok(())
     }
+}
+
+fn check_movable(pid: u32, one: &Inspected) -> Result<(), HibernateError> {
+    if !one.obstacles.is_empty() {
+        let why = format!("its process {pid} has {}", one.obstacles.join(" and "));
+        return Err(HibernateError::Impossible(why));
+    }
+    if one.state != Some(ProcessState::Running) {
+        let state = one.state.map_or("neither here nor away", ProcessState::as_str);
+        let why = format!("its process {pid} is {state}, by another program: have that program put it back");
+        return Err(HibernateError::Failed(why));
+    }
+    Ok(())
+}
+
+fn check_measured(found: &[(u32, Inspected)]) -> Result<(), HibernateError> {
+    let Some((pid, _)) = found.iter().find(|(_, one)| one.is_unmeasured) else { return Ok(()) };
+    Err(HibernateError::Impossible(format!(
+        "the driver does not say what its process {pid} holds, so it cannot be compared with host_max; leave \
+         host_max away"
+    )))
 }
 
 fn not_hibernated(what: &str, error: &HelperError) -> HibernateError {

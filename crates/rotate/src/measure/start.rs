@@ -22,7 +22,7 @@ pub(crate) async fn warn_of_unmeasured(meter: Arc<dyn Meter>, gpus: BTreeSet<Gpu
             Unmeasured::Failed(error) => tracing::warn!(
                 gpu = error.gpu.0,
                 error = error.to_string(),
-                "free memory of this GPU cannot be measured, so none of its models can wake; once it can be \
+                "cannot measure free memory of this GPU, so none of its models can wake; once it can be \
                  measured, they wake without a restart"
             ),
             Unmeasured::Slow(gpu) => tracing::warn!(

@@ -57,6 +57,16 @@ pub(super) enum Message {
     End,
 }
 
+/// Stages in which a vanished engine matters: in others it is probed, started or stopped anyway.
+const MATTERS: [StageName; 6] = [
+    StageName::Ready,
+    StageName::Draining,
+    StageName::Asleep,
+    StageName::Canary,
+    StageName::Confirming,
+    StageName::MeasuringBeforeSleep,
+];
+
 type AdmitReply = oneshot::Sender<Result<CancellationToken, Refused>>;
 
 #[derive(Debug)]
@@ -152,16 +162,7 @@ impl Actor {
                 }
                 self.step(input);
             }
-            Message::Died(model, how) => {
-                let stage = self.policy.status(model).map_or(StageName::Unknown, |status| status.stage);
-                // A stopping engine may end in any way.
-                self.step(Input::Lost(model));
-                if ![StageName::Stopping, StageName::Cold].contains(&stage) {
-                    let words = self.entry(model).map(|entry| entry.handle.last_words()).unwrap_or_default();
-                    let reason = format!("its engine ended: {how}; {words}");
-                    self.report(model, Event::Failed { stage, reason });
-                }
-            }
+            Message::Died(model, how) => self.on_end_of_engine(model, &how),
             Message::Suspect(model) => self.suspect(model),
             Message::HelperRestarted => {
                 (0..self.histories.len()).for_each(|id| self.step(Input::Recheck(ModelId(id))));
@@ -169,18 +170,9 @@ impl Actor {
             Message::Probed { model, starts, since, found } => {
                 self.suspected.remove(&model);
                 let Some(history) = self.histories.get(model.0) else { return };
-                // In other stages the engine is probed, started or stopped anyway.
-                let matters = [
-                    StageName::Ready,
-                    StageName::Draining,
-                    StageName::Asleep,
-                    StageName::Canary,
-                    StageName::Confirming,
-                    StageName::MeasuringBeforeSleep,
-                ];
                 match found {
                     Some(EngineState::Gone)
-                        if history.starts == starts && matters.contains(&history.stage) =>
+                        if history.starts == starts && MATTERS.contains(&history.stage) =>
                     {
                         self.step(Input::Lost(model));
                     }
@@ -189,20 +181,34 @@ impl Actor {
                 }
             }
             Message::Snapshot(reply) => drop(reply.send(self.snapshot())),
-            Message::Busy(reply) => {
-                let running = |id| self.policy.status(ModelId(id)).map_or(0, |status| status.running);
-                let requests: usize = (0..self.histories.len()).map(running).sum();
-                let moves = |(_, task): &&(AbortHandle, Task)| {
-                    matches!(task, Task::Sleep | Task::Hibernate | Task::Resume | Task::Wake | Task::Stop)
-                };
-                let _gone = reply.send(requests + self.tasks.values().filter(moves).count());
-            }
+            Message::Busy(reply) => drop(reply.send(self.busy())),
             Message::Reload { config, entries, reply } => {
                 self.reload(config, entries);
                 let _gone = reply.send(());
             }
             Message::End => {}
         }
+    }
+
+    fn on_end_of_engine(&mut self, model: ModelId, how: &str) {
+        let stage = self.policy.status(model).map_or(StageName::Unknown, |status| status.stage);
+        // A stopping engine may end in any way.
+        self.step(Input::Lost(model));
+        if ![StageName::Stopping, StageName::Cold].contains(&stage) {
+            let words = self.entry(model).map(|entry| entry.handle.last_words()).unwrap_or_default();
+            let reason = format!("its engine ended: {how}; {words}");
+            self.report(model, Event::Failed { stage, reason });
+        }
+    }
+
+    /// Running requests, and engines that are sleeping, waking or stopping.
+    fn busy(&self) -> usize {
+        let running = |id| self.policy.status(ModelId(id)).map_or(0, |status| status.running);
+        let requests: usize = (0..self.histories.len()).map(running).sum();
+        let moves = |(_, task): &&(AbortHandle, Task)| {
+            matches!(task, Task::Sleep | Task::Hibernate | Task::Resume | Task::Wake | Task::Stop)
+        };
+        requests + self.tasks.values().filter(moves).count()
     }
 
     fn step(&mut self, input: Input) {
@@ -291,7 +297,7 @@ impl Actor {
         let watching = tokio::spawn(async move {
             loop {
                 tokio::time::sleep(every).await;
-                let found = found(&entry).await;
+                let found = probe(&entry).await;
                 if messages.send(Message::Probed { model, starts, since, found }).is_err() {
                     return;
                 }
@@ -314,7 +320,7 @@ impl Actor {
         let (starts, since) = (self.histories[model.0].starts, self.histories[model.0].since);
         let messages = self.messages.clone();
         tokio::spawn(async move {
-            let found = found(&entry).await;
+            let found = probe(&entry).await;
             let _ended = messages.send(Message::Probed { model, starts, since, found });
         });
     }
@@ -396,7 +402,7 @@ impl Actor {
 }
 
 /// `None` if it does not answer in time.
-async fn found(entry: &Entry) -> Option<EngineState> {
+async fn probe(entry: &Entry) -> Option<EngineState> {
     tokio::time::timeout(PROBE_MAX, entry.handle.engine().probe()).await.ok()?.ok()
 }
 

@@ -201,7 +201,7 @@ impl EngineHandle {
                 Ok(EngineState::Gone) => {}
                 Err(error) => {
                     if matches!(error, EngineError::Unexpected { .. }) && last.as_ref() != Some(&error) {
-                        tracing::warn!(%error, "an engine that starts answers, and is not ready");
+                        tracing::warn!(%error, "a starting engine answers, but is not ready");
                     }
                     *last = Some(error);
                 }
@@ -224,7 +224,11 @@ impl EngineHandle {
         if self.hibernator.may_hibernate(&self.model) {
             grace /= 2;
             if let Err(reason) = self.resume_within(grace).await {
-                tracing::warn!(model = self.model, reason, "its hibernating engine is killed");
+                tracing::warn!(
+                    model = self.model,
+                    reason,
+                    "cannot resume the hibernating engine; killing it"
+                );
                 grace = Duration::ZERO;
             }
         }
@@ -275,7 +279,7 @@ impl EngineHandle {
             return Ok(());
         };
         if let Err(error) = first_answer::write(&path, &kept.to_string()).await {
-            tracing::warn!(path = %path.display(), %error, "the first answer is not kept for the next start");
+            tracing::warn!(path = %path.display(), %error, "cannot save the first answer for the next start");
         }
         Ok(())
     }
@@ -467,7 +471,7 @@ mod tests {
     }
 
     /// Starts a command whose engine answers probes like this.
-    async fn started(
+    async fn start(
         answers: Vec<Result<EngineState, EngineError>>,
         limit: Duration,
     ) -> Result<(), TaskOutcome> {
@@ -495,22 +499,22 @@ mod tests {
         let early = || vec![Ok(EngineState::Gone), Err(refused.clone())];
         let with = |last| early().into_iter().chain([last]).collect::<Vec<_>>();
         let limit = Duration::from_secs(60);
-        assert_eq!(started(with(Ok(EngineState::Awake)), limit).await, Ok(()));
+        assert_eq!(start(with(Ok(EngineState::Awake)), limit).await, Ok(()));
         assert_eq!(
-            started(with(Err(unsupported())), limit).await,
+            start(with(Err(unsupported())), limit).await,
             Err(TaskOutcome::Unsupported("GET: too old".to_owned()))
         );
-        let foreign = started(vec![Err(unsupported())], limit).await;
+        let foreign = start(vec![Err(unsupported())], limit).await;
         assert!(
             matches!(&foreign, Err(TaskOutcome::Failed(why)) if why.contains("not started here")),
             "{foreign:?}"
         );
         // One that is never ready says what it answered.
         let short = Duration::from_millis(200);
-        let late = started(vec![Ok(EngineState::Gone), Err(refused.clone())], short).await;
+        let late = start(vec![Ok(EngineState::Gone), Err(refused.clone())], short).await;
         let failed = |why: &str| Err(TaskOutcome::Failed(why.to_owned()));
         assert_eq!(late, failed("it was not ready within 0.2 s: GET: it answered 503: no"));
-        let silent = started(vec![Ok(EngineState::Gone)], short).await;
+        let silent = start(vec![Ok(EngineState::Gone)], short).await;
         assert_eq!(silent, failed("it was not ready within 0.2 s: no connection was possible"));
     }
 

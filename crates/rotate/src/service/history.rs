@@ -150,7 +150,7 @@ impl History {
         if stage == StageName::Starting {
             history.starts += 1;
         }
-        tracing::info!(model, %before, %stage, "stage");
+        tracing::info!(model, %before, %stage, "a model changed its stage");
         self.send(model, EventKind::Stage { before, before_s, stage });
         if stage == StageName::Ready {
             history.last_failure = None;
@@ -220,12 +220,12 @@ impl History {
 
     fn send(&mut self, model: &str, what: EventKind) {
         match &what {
-            EventKind::Failed { stage, reason } => tracing::warn!(model, %stage, reason, "failed"),
+            EventKind::Failed { stage, reason } => tracing::warn!(model, %stage, reason, "a model failed"),
             EventKind::Shortfall { gpu, expected_bytes, freed_bytes } => {
-                tracing::warn!(model, gpu, expected_bytes, freed_bytes, "shortfall");
+                tracing::warn!(model, gpu, expected_bytes, freed_bytes, "a model freed too little memory");
             }
             EventKind::Quarantined { for_s, failures } => {
-                tracing::warn!(model, for_s, failures, "quarantined");
+                tracing::warn!(model, for_s, failures, "quarantined a model");
             }
             _ => {}
         }

@@ -231,7 +231,7 @@ impl Service {
             tokio::spawn(async move {
                 loop {
                     tokio::select! {
-                        how = supervisor.ended() => {
+                        how = supervisor.wait() => {
                             if messages.send(Message::Died(ModelId(id), how)).is_err() {
                                 return;
                             }
@@ -539,12 +539,12 @@ impl Entry {
         let model = &self.model.name;
         if stops {
             if let Err(error) = self.handle.end(supervisor, self.model.rules.limits.stop).await {
-                tracing::error!(model, error, "its engine was not stopped");
+                tracing::error!(model, error, "cannot stop the engine");
             }
         } else if self.handle.hibernator().may_hibernate(model)
             && let Err(error) = self.handle.resume_within(self.model.rules.limits.wake).await
         {
-            tracing::error!(model, error, "its engine hibernates on");
+            tracing::error!(model, error, "cannot resume the engine, which stays in hibernation");
         }
     }
 }

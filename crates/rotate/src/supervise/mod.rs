@@ -110,8 +110,8 @@ impl Supervisor {
 
     /// Waits until the engine ends without `stop`, and returns how. Each end is reported once, unless a start or stop
     /// comes before. A dropped future loses nothing.
-    pub async fn ended(&self) -> String {
-        self.shared.ended().await
+    pub async fn wait(&self) -> String {
+        self.shared.wait().await
     }
 
     async fn in_turn(

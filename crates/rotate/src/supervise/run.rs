@@ -245,8 +245,8 @@ impl Shared {
             let begun = Instant::now();
             let leader = found.alive.contains(&leader).then_some(leader.pid);
             if let Err(reason) = self.run_stop_command(leader, grace) {
-                self.log.note(&format!("{reason}; signals follow"));
-                tracing::warn!("{reason}; signals follow");
+                self.log.note(&format!("{reason}; sending signals"));
+                tracing::warn!("{reason}; sending signals");
             }
             term_max = grace.saturating_sub(begun.elapsed()).max(grace / 2);
             found = self.scan()?;
@@ -388,7 +388,7 @@ impl Shared {
         self.log.last(lines)
     }
 
-    pub(super) async fn ended(&self) -> String {
+    pub(super) async fn wait(&self) -> String {
         loop {
             // Created before the check, so that no notification between the two is lost.
             let notified = self.notify.notified();

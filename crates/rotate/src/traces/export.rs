@@ -1,24 +1,18 @@
 //! The queue of finished spans, and the task that sends them to the collector.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response};
+use http::{HeaderMap, HeaderValue, Request, Uri, header};
 use http_body_util::Full;
-use opentelemetry::Context;
-use opentelemetry_http::HttpError;
-use opentelemetry_otlp::{Protocol, RetryPolicy, SpanExporter, WithExportConfig, WithHttpConfig};
-use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::error::OTelSdkResult;
-use opentelemetry_sdk::trace::{Span, SpanData, SpanExporter as _, SpanProcessor};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::otlp::{self, TraceResource, Variable};
+use super::span::Span;
 use crate::config::TraceExport;
 use poorwill_net::client as transport;
 
@@ -45,7 +39,7 @@ pub(super) struct Exporting {
 /// Takes finished spans. Clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct SpanQueue {
-    spans: mpsc::Sender<SpanData>,
+    spans: mpsc::Sender<Span>,
     health: Arc<Health>,
 }
 
@@ -55,41 +49,32 @@ struct Health {
     is_failing: AtomicBool,
     /// Spans that were dropped since it failed.
     lost: AtomicU64,
-    /// Why the last request failed.
-    reason: Mutex<Option<String>>,
 }
 
-/// Sends requests to the collector, in Tokio.
+/// Sends requests to the collector.
 #[derive(Debug)]
 struct Sending {
     http: transport::HttpClient<Full<Bytes>>,
+    endpoint: Uri,
     headers: HeaderMap,
-    health: Arc<Health>,
+    resource: TraceResource,
 }
 
 impl Exporting {
-    pub(super) fn start(export: &TraceExport, resource: &Resource) -> Result<(Self, SpanQueue), String> {
-        let health = Arc::new(Health::default());
-        let sending = Sending {
-            http: transport::client(CONNECT_MAX, Some(IDLE_MAX)),
-            headers: export.headers.clone(),
-            health: Arc::clone(&health),
-        };
-        let exporter = SpanExporter::builder()
-            .with_http()
-            .with_http_client(sending)
-            .with_protocol(Protocol::HttpBinary)
-            .with_endpoint(export.endpoint.clone())
-            .with_timeout(SEND_MAX)
-            // A retry would block the thread. The next batch is one.
-            .with_retry_policy(RetryPolicy::default().with_max_retries(0))
-            .build();
-        let mut exporter = exporter.map_err(|error| error.to_string())?;
-        exporter.set_resource(resource);
-        let (spans, waiting) = mpsc::channel(QUEUE_MAX);
+    pub(super) fn start(export: &TraceExport, variable: Variable<'_>) -> Result<(Self, SpanQueue), String> {
+        let endpoint: Uri = export.endpoint.parse().map_err(|error| format!("endpoint: {error}"))?;
+        let mut headers = otlp::headers_from(variable);
+        headers.extend(export.headers.clone());
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        let agent = HeaderValue::from_static(concat!("poorwill/", env!("CARGO_PKG_VERSION")));
+        headers.entry(header::USER_AGENT).or_insert(agent);
+        let http = transport::client(CONNECT_MAX, Some(IDLE_MAX));
+        let resource = TraceResource::new(&export.service, variable);
+        let sending = Sending { http, endpoint, headers, resource };
+        let (queue, waiting) = SpanQueue::new();
         let ending = CancellationToken::new();
-        let task = tokio::spawn(export_all(exporter, waiting, ending.clone(), Arc::clone(&health)));
-        Ok((Self { ending, task: Mutex::new(Some(task)) }, SpanQueue { spans, health }))
+        let task = tokio::spawn(export_all(sending, waiting, ending.clone(), Arc::clone(&queue.health)));
+        Ok((Self { ending, task: Mutex::new(Some(task)) }, queue))
     }
 
     pub(super) async fn end(&self, timeout: Duration) {
@@ -104,8 +89,8 @@ impl Exporting {
 }
 
 async fn export_all(
-    exporter: SpanExporter,
-    mut waiting: mpsc::Receiver<SpanData>,
+    sending: Sending,
+    mut waiting: mpsc::Receiver<Span>,
     ending: CancellationToken,
     health: Arc<Health>,
 ) {
@@ -115,20 +100,16 @@ async fn export_all(
         if batch.is_empty() {
             return;
         }
-        let count = batch.len();
-        match exporter.export(batch).await {
+        // The next batch is the retry.
+        match sending.export(&batch).await {
             Ok(()) => health.works(),
-            Err(error) => health.lost(count, &health.reason().take().unwrap_or_else(|| error.to_string())),
+            Err(reason) => health.lost(batch.len(), &reason),
         }
     }
 }
 
 /// Fills a batch. It stays empty if no span can come any more.
-async fn gather(
-    waiting: &mut mpsc::Receiver<SpanData>,
-    ending: &CancellationToken,
-    batch: &mut Vec<SpanData>,
-) {
+async fn gather(waiting: &mut mpsc::Receiver<Span>, ending: &CancellationToken, batch: &mut Vec<Span>) {
     let mut due = None;
     while batch.len() < BATCH_MAX {
         let is_due = async {
@@ -153,10 +134,6 @@ async fn gather(
 }
 
 impl Health {
-    fn reason(&self) -> std::sync::MutexGuard<'_, Option<String>> {
-        self.reason.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Warns once until the collector answers.
     fn lost(&self, count: usize, reason: &str) {
         self.lost.fetch_add(u64::try_from(count).unwrap_or(u64::MAX), Ordering::Relaxed);
@@ -173,10 +150,14 @@ impl Health {
     }
 }
 
-impl SpanProcessor for SpanQueue {
-    fn on_start(&self, _: &mut Span, _: &Context) {}
+impl SpanQueue {
+    pub(super) fn new() -> (Self, mpsc::Receiver<Span>) {
+        let (spans, waiting) = mpsc::channel(QUEUE_MAX);
+        (Self { spans, health: Arc::default() }, waiting)
+    }
 
-    fn on_end(&self, span: SpanData) {
+    /// Drops it if there is no room.
+    pub(super) fn push(&self, span: Span) {
         match self.spans.try_send(span) {
             // The service is ending.
             Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => {}
@@ -185,51 +166,32 @@ impl SpanProcessor for SpanQueue {
             }
         }
     }
-
-    /// [`Exporting::end`] does it, without blocking a thread.
-    fn force_flush(&self) -> OTelSdkResult {
-        Ok(())
-    }
-
-    fn shutdown_with_timeout(&self, _: Duration) -> OTelSdkResult {
-        Ok(())
-    }
 }
 
 impl Sending {
-    async fn send(&self, mut request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-        request.headers_mut().extend(self.headers.clone());
-        let response = self.http.request(request.map(Full::new)).await?;
-        let (parts, body) = response.into_parts();
+    async fn export(&self, spans: &[Span]) -> Result<(), String> {
+        let body = otlp::body(&self.resource, spans).map_err(|error| error.to_string())?;
+        let sent = tokio::time::timeout(SEND_MAX, self.send(body)).await;
+        sent.unwrap_or_else(|_| Err(format!("no answer within {} s", SEND_MAX.as_secs())))
+    }
+
+    async fn send(&self, body: Vec<u8>) -> Result<(), String> {
+        let mut request = Request::post(&self.endpoint).body(body.into()).map_err(|error| said(&error))?;
+        *request.headers_mut() = self.headers.clone();
+        let (parts, body) = self.http.request(request).await.map_err(|error| said(&error))?.into_parts();
         let read = transport::read(body, ANSWER_MAX_BYTES).await;
         if !parts.status.is_success() {
             let text = transport::one_line(&String::from_utf8_lossy(&read.bytes));
-            return Err(format!("it answers {}: {text}", parts.status).into());
+            return Err(format!("it answers {}: {text}", parts.status));
         }
-        Ok(Response::from_parts(parts, read.bytes.into()))
+        Ok(())
     }
 }
 
-impl opentelemetry_http::HttpClient for Sending {
-    fn send_bytes<'a, 'b>(
-        &'a self,
-        request: Request<Bytes>,
-    ) -> Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send + 'b>>
-    where
-        'a: 'b,
-        Self: 'b,
-    {
-        Box::pin(async move {
-            let sent = tokio::time::timeout(SEND_MAX, self.send(request)).await;
-            let late = || format!("no answer within {} s", SEND_MAX.as_secs()).into();
-            let sent = sent.unwrap_or_else(|_| Err(late()));
-            if let Err(error) = &sent {
-                let causes: Vec<String> = transport::causes(&**error).map(ToString::to_string).collect();
-                *self.health.reason() = Some(causes.join(": "));
-            }
-            sent
-        })
-    }
+/// With all causes.
+fn said(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes: Vec<String> = transport::causes(error).map(ToString::to_string).collect();
+    causes.join(": ")
 }
 
 #[cfg(test)]
@@ -242,7 +204,7 @@ mod tests {
     use crate::config::Config;
     use poorwill_front::requests::{RequestNow, RequestState, Tokens};
 
-    fn span() -> SpanData {
+    fn span() -> Span {
         let now = RequestNow {
             id: String::new(),
             method: "POST".to_owned(),
@@ -288,7 +250,7 @@ mod tests {
             listener.local_addr().unwrap()
         );
         let config = Config::parse(&text, &|_| Ok(String::new())).unwrap();
-        Exporting::start(&config.traces.unwrap(), &Resource::builder_empty().build()).unwrap()
+        Exporting::start(&config.traces.unwrap(), &|_| None).unwrap()
     }
 
     #[tokio::test]
@@ -297,12 +259,12 @@ mod tests {
         let (exporting, queue) = start(&listener);
         // On one thread no task takes them in between.
         let span = span();
-        (0..QUEUE_MAX + 10).for_each(|_| queue.on_end(span.clone()));
+        (0..QUEUE_MAX + 10).for_each(|_| queue.push(span.clone()));
         assert_eq!(queue.health.lost.load(Ordering::Relaxed), 10);
         let statuses = [200; QUEUE_MAX / BATCH_MAX];
         tokio::join!(collector(listener, &statuses), exporting.end(Duration::from_secs(60)));
         assert!(!queue.health.is_failing.load(Ordering::Relaxed), "it works again");
-        queue.on_end(span);
+        queue.push(span);
         assert_eq!(queue.health.lost.load(Ordering::Relaxed), 0, "what comes after the end is not lost");
     }
 
@@ -311,7 +273,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (exporting, queue) = start(&listener);
         let span = span();
-        (0..2 * BATCH_MAX).for_each(|_| queue.on_end(span.clone()));
+        (0..2 * BATCH_MAX).for_each(|_| queue.push(span.clone()));
         tokio::join!(collector(listener, &[200, 503]), exporting.end(Duration::from_secs(60)));
         assert!(queue.health.is_failing.load(Ordering::Relaxed));
         assert_eq!(queue.health.lost.load(Ordering::Relaxed), u64::try_from(BATCH_MAX).unwrap());

@@ -1,4 +1,4 @@
-//! Traces of requests and swaps, exported with OTLP over HTTP.
+//! Traces of requests and swaps, exported with OTLP: JSON over HTTP.
 //!
 //! A request has a span, with children for its wait and its engine's answer. A swap has one with a child for each phase.
 //! A wait links to the swap that ended it, and a swap to the models that left for it.
@@ -10,22 +10,22 @@
 //! - Neither bodies nor keys are recorded, and of an address only its path.
 
 mod export;
+mod front;
+mod otlp;
 mod request;
+mod span;
 mod swap;
 mod tracer;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use opentelemetry::InstrumentationScope;
-use opentelemetry::trace::TracerProvider as _;
-use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider, SpanProcessor};
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 
-use self::export::Exporting;
+use self::export::{Exporting, SpanQueue};
 use self::swap::Moves;
+use self::tracer::Tracer;
 use crate::config::TraceExport;
 use crate::service::ServiceEvent;
 
@@ -34,7 +34,7 @@ const END_MAX: Duration = Duration::from_secs(3);
 
 /// Why traces cannot be exported.
 #[derive(Debug, thiserror::Error)]
-#[error("traces cannot be exported: {reason}; correct [traces], or the environment's OTEL_ variables")]
+#[error("traces cannot be exported: {reason}; correct [traces]")]
 pub struct TraceError {
     reason: String,
 }
@@ -56,9 +56,9 @@ pub struct Traces(Option<Arc<Recording>>);
 #[derive(Debug)]
 struct Recording {
     /// Samples by the parent, or else by the configured share.
-    requests: SdkTracer,
+    requests: Tracer,
     /// Records all: swaps are few.
-    swaps: SdkTracer,
+    swaps: Tracer,
     moves: Mutex<Moves>,
     exporting: Option<Exporting>,
 }
@@ -69,29 +69,14 @@ impl Traces {
     /// # Errors
     /// The exporter cannot be made.
     pub fn start(export: &TraceExport) -> Result<Self, TraceError> {
-        let resource = Resource::builder().with_service_name(export.service.clone()).build();
+        let variable = |name: &str| std::env::var(name).ok();
         let (exporting, queue) =
-            Exporting::start(export, &resource).map_err(|reason| TraceError { reason })?;
-        Ok(Self::recording(export.sample, &resource, || queue.clone(), Some(exporting)))
+            Exporting::start(export, &variable).map_err(|reason| TraceError { reason })?;
+        Ok(Self::recording(export.sample, queue, Some(exporting)))
     }
 
-    fn recording<P: SpanProcessor + 'static>(
-        sample: f64,
-        resource: &Resource,
-        processor: impl Fn() -> P,
-        exporting: Option<Exporting>,
-    ) -> Self {
-        let tracer = |sampler: Sampler| {
-            let provider = SdkTracerProvider::builder()
-                .with_span_processor(processor())
-                .with_resource(resource.clone())
-                .with_sampler(sampler)
-                .build();
-            let scope = InstrumentationScope::builder("poorwill-rotate");
-            provider.tracer_with_scope(scope.with_version(env!("CARGO_PKG_VERSION")).build())
-        };
-        let requests = tracer(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(sample))));
-        let swaps = tracer(Sampler::AlwaysOn);
+    fn recording(sample: f64, queue: SpanQueue, exporting: Option<Exporting>) -> Self {
+        let (requests, swaps) = (Tracer::new(sample, queue.clone()), Tracer::new(1.0, queue));
         Self(Some(Arc::new(Recording { requests, swaps, moves: Mutex::default(), exporting })))
     }
 
@@ -130,45 +115,39 @@ impl Recording {
 /// Keeps spans for tests.
 #[cfg(test)]
 mod kept {
-    use std::sync::{Arc, Mutex};
-    use std::time::Duration;
+    use std::sync::Mutex;
 
-    use opentelemetry::{Context, Value};
-    use opentelemetry_sdk::Resource;
-    use opentelemetry_sdk::error::OTelSdkResult;
-    use opentelemetry_sdk::trace::{Span, SpanData, SpanProcessor};
+    use tokio::sync::mpsc;
 
     use super::Traces;
+    use super::export::SpanQueue;
+    use super::span::{AttributeValue, Span};
 
-    #[derive(Debug, Clone, Default)]
-    pub(super) struct KeptSpans(Arc<Mutex<Vec<SpanData>>>);
+    #[derive(Debug)]
+    pub(super) struct KeptSpans {
+        queue: SpanQueue,
+        ended: Mutex<(mpsc::Receiver<Span>, Vec<Span>)>,
+    }
 
-    impl SpanProcessor for KeptSpans {
-        fn on_start(&self, _: &mut Span, _: &Context) {}
-
-        fn on_end(&self, span: SpanData) {
-            self.0.lock().unwrap().push(span);
-        }
-
-        fn force_flush(&self) -> OTelSdkResult {
-            Ok(())
-        }
-
-        fn shutdown_with_timeout(&self, _: Duration) -> OTelSdkResult {
-            Ok(())
+    impl Default for KeptSpans {
+        fn default() -> Self {
+            let (queue, ended) = SpanQueue::new();
+            Self { queue, ended: Mutex::new((ended, Vec::new())) }
         }
     }
 
     impl KeptSpans {
         pub(super) fn traces(&self, sample: f64) -> Traces {
-            Traces::recording(sample, &Resource::builder_empty().build(), || self.clone(), None)
+            Traces::recording(sample, self.queue.clone(), None)
         }
 
-        pub(super) fn all(&self) -> Vec<SpanData> {
-            self.0.lock().unwrap().clone()
+        pub(super) fn all(&self) -> Vec<Span> {
+            let (ended, kept) = &mut *self.ended.lock().unwrap();
+            kept.extend(std::iter::from_fn(|| ended.try_recv().ok()));
+            kept.clone()
         }
 
-        pub(super) fn one(&self, name: &str) -> SpanData {
+        pub(super) fn one(&self, name: &str) -> Span {
             let mut all = self.all();
             all.retain(|span| span.name == name);
             assert_eq!(all.len(), 1, "{name}: {all:#?}");
@@ -176,7 +155,7 @@ mod kept {
         }
     }
 
-    pub(super) fn attribute(span: &SpanData, key: &str) -> Option<Value> {
-        span.attributes.iter().find(|one| one.key.as_str() == key).map(|one| one.value.clone())
+    pub(super) fn attribute(span: &Span, key: &str) -> Option<AttributeValue> {
+        span.attributes.iter().find(|one| one.key == key).map(|one| one.value.clone())
     }
 }

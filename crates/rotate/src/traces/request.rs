@@ -4,13 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use http::{HeaderValue, Uri};
-use opentelemetry::trace::{
-    Link, Span as _, SpanContext, SpanId, SpanKind, Status, TraceContextExt as _, TraceFlags, TraceId,
-    TraceState, Tracer as _,
-};
-use opentelemetry::{Context, KeyValue};
-use opentelemetry_sdk::trace::Span;
 
+use super::span::{Attribute, SpanContext, SpanEvent, SpanFailure, SpanId, SpanKind, SpanLink, TraceId};
+use super::tracer::ActiveSpan;
 use super::{Recording, Traces};
 use poorwill_front::requests::{RequestNow, Tokens, TraceParent};
 
@@ -20,35 +16,32 @@ const WAIT_MIN: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(crate) struct RequestSpans {
     recording: Arc<Recording>,
-    request: Span,
     /// Parent of the other spans.
-    context: Context,
+    request: ActiveSpan,
     waits_since: Option<SystemTime>,
-    call: Option<Span>,
+    call: Option<ActiveSpan>,
 }
 
 impl Traces {
     pub(crate) fn request(&self, now: &RequestNow, parent: Option<TraceParent>) -> Option<RequestSpans> {
         let recording = self.0.clone()?;
-        let parent = parent.map_or_else(Context::new, |parent| {
-            Context::new().with_remote_span_context(SpanContext::new(
-                TraceId::from(parent.trace),
-                SpanId::from(parent.span),
-                TraceFlags::new(parent.flags),
-                true,
-                TraceState::NONE,
-            ))
+        let parent = parent.map(|parent| SpanContext {
+            trace: TraceId(parent.trace),
+            span: SpanId(parent.span),
+            flags: parent.flags,
+            is_remote: true,
         });
-        let attributes = [
-            KeyValue::new("http.request.method", now.method.clone()),
-            KeyValue::new("url.path", now.path.clone()),
-            KeyValue::new("url.scheme", "http"),
-            KeyValue::new("poorwill.request.id", now.id.clone()),
-        ];
-        let builder = recording.requests.span_builder(now.method.clone()).with_kind(SpanKind::Server);
-        let request = recording.requests.build_with_context(builder.with_attributes(attributes), &parent);
-        let context = Context::new().with_remote_span_context(request.span_context().clone());
-        Some(RequestSpans { recording, request, context, waits_since: None, call: None })
+        let mut request = recording.requests.begin(now.method.clone(), parent);
+        if let Some(span) = request.recorded() {
+            span.kind = SpanKind::Server;
+            span.attributes.extend([
+                Attribute::new("http.request.method", now.method.clone()),
+                Attribute::new("url.path", now.path.clone()),
+                Attribute::new("url.scheme", "http"),
+                Attribute::new("poorwill.request.id", now.id.clone()),
+            ]);
+        }
+        Some(RequestSpans { recording, request, waits_since: None, call: None })
     }
 }
 
@@ -64,93 +57,94 @@ impl RequestSpans {
             return;
         }
         let swap = model.and_then(|model| self.recording.moves().swap_of(model, since));
-        let builder = self.recording.requests.span_builder("wait").with_start_time(since);
-        let links = swap.map(|swap| Link::new(swap, Vec::new(), 0)).into_iter().collect();
-        let model = model.map(|model| KeyValue::new("gen_ai.request.model", model.to_owned()));
-        let builder = builder.with_links(links).with_attributes(model);
-        self.recording.requests.build_with_context(builder, &self.context).end();
+        let mut wait = self.recording.requests.begin("wait", Some(self.request.context()));
+        if let Some(wait) = wait.recorded() {
+            wait.start = since;
+            wait.links.extend(swap.map(|swap| SpanLink::new(swap, Vec::new())));
+            wait.attributes
+                .extend(model.map(|model| Attribute::new("gen_ai.request.model", model.to_owned())));
+        }
     }
 
     /// Begins the request to an engine, and returns its `traceparent`.
     pub(crate) fn calls(&mut self, path: &str, url: &str, served_as: &str) -> Option<HeaderValue> {
         let operation = Operation::of(path);
         let name = operation.map_or_else(|| "POST".to_owned(), |known| format!("{} {served_as}", known.name));
-        let mut attributes = vec![
-            KeyValue::new("http.request.method", "POST"),
-            KeyValue::new("gen_ai.request.model", served_as.to_owned()),
-        ];
-        attributes.extend(operation.into_iter().flat_map(Operation::attributes));
-        if let Some(engine) = url.parse::<Uri>().ok().and_then(|uri| uri.into_parts().authority) {
-            attributes.push(KeyValue::new("server.address", engine.host().to_owned()));
-            let port = engine.port_u16().map(|port| KeyValue::new("server.port", i64::from(port)));
-            attributes.extend(port);
+        let mut call = self.recording.requests.begin(name, Some(self.request.context()));
+        if let Some(span) = call.recorded() {
+            span.kind = SpanKind::Client;
+            span.attributes.extend([
+                Attribute::new("http.request.method", "POST"),
+                Attribute::new("gen_ai.request.model", served_as.to_owned()),
+            ]);
+            span.attributes.extend(operation.into_iter().flat_map(Operation::attributes));
+            if let Some(engine) = url.parse::<Uri>().ok().and_then(|uri| uri.into_parts().authority) {
+                span.attributes.push(Attribute::new("server.address", engine.host().to_owned()));
+                let port = engine.port_u16().map(|port| Attribute::new("server.port", i64::from(port)));
+                span.attributes.extend(port);
+            }
         }
-        let builder = self.recording.requests.span_builder(name).with_kind(SpanKind::Client);
-        let call =
-            self.recording.requests.build_with_context(builder.with_attributes(attributes), &self.context);
-        let of = call.span_context();
-        let parent = format!("00-{}-{}-{:02x}", of.trace_id(), of.span_id(), of.trace_flags().to_u8());
+        let parent = call.context().to_string();
         self.call = Some(call);
         HeaderValue::from_str(&parent).ok()
     }
 
     /// The engine's first byte.
     pub(crate) fn begins(&mut self) {
-        if let Some(call) = &mut self.call {
-            call.add_event("first byte", Vec::new());
+        if let Some(call) = self.call.as_mut().and_then(ActiveSpan::recorded) {
+            call.events.push(SpanEvent::new("first byte", SystemTime::now(), Vec::new()));
         }
     }
 
     pub(crate) fn end(&mut self, last: &RequestNow, status: Option<u16>, end: &str, tokens: Tokens) {
         self.runs(last.model.as_deref());
-        let is_broken = end == "broken";
-        let usage = [("input", tokens.prompt), ("output", tokens.completion)];
-        let usage = usage.into_iter().filter_map(|(kind, tokens)| {
-            let tokens = i64::try_from(tokens?).ok()?;
-            Some(KeyValue::new(format!("gen_ai.usage.{kind}_tokens"), tokens))
-        });
-        let usage: Vec<KeyValue> = usage.collect();
-        if let Some(mut call) = self.call.take() {
-            call.set_attributes(usage.clone());
-            if is_broken {
-                call.set_status(Status::error("the answer broke off"));
-            }
+        let failure = (end == "broken").then(|| SpanFailure::new("the answer broke off"));
+        let usage = used(tokens);
+        // It ends here, and before the request.
+        let mut call = self.call.take();
+        if let Some(call) = call.as_mut().and_then(ActiveSpan::recorded) {
+            call.attributes.extend(usage.clone());
+            call.failure.clone_from(&failure);
         }
-        let request = &mut self.request;
-        if !request.is_recording() {
-            return;
-        }
-        request.set_attributes(usage);
-        request.set_attribute(KeyValue::new("poorwill.end", end.to_owned()));
-        if let Some(key) = &last.key {
-            request.set_attribute(KeyValue::new("poorwill.key", key.clone()));
-        }
+        drop(call);
+        let Some(request) = self.request.recorded() else { return };
+        request.attributes.extend(usage);
+        request.attributes.push(Attribute::new("poorwill.end", end.to_owned()));
+        request.attributes.extend(last.key.clone().map(|key| Attribute::new("poorwill.key", key)));
         if let Some(peer) = &last.peer {
             let host = peer.rsplit_once(':').map_or(peer.as_str(), |(host, _)| host);
-            request.set_attribute(KeyValue::new("client.address", host.trim_matches(['[', ']']).to_owned()));
+            let host = host.trim_matches(['[', ']']).to_owned();
+            request.attributes.push(Attribute::new("client.address", host));
         }
         if let Some(model) = &last.model {
-            request.set_attribute(KeyValue::new("gen_ai.request.model", model.clone()));
-            request.set_attributes(Operation::of(&last.path).into_iter().flat_map(Operation::attributes));
+            request.attributes.push(Attribute::new("gen_ai.request.model", model.clone()));
+            request.attributes.extend(Operation::of(&last.path).into_iter().flat_map(Operation::attributes));
             if is_route(&last.path) {
-                request.update_name(format!("{} {}", last.method, last.path));
-                request.set_attribute(KeyValue::new("http.route", last.path.clone()));
+                request.name = format!("{} {}", last.method, last.path).into();
+                request.attributes.push(Attribute::new("http.route", last.path.clone()));
             }
         }
-        if let Some(status) = status {
-            request.set_attribute(KeyValue::new("http.response.status_code", i64::from(status)));
-        }
-        let kind = match (is_broken, status) {
-            (true, _) => Some("broken".to_owned()),
-            (false, Some(status @ 500..)) => Some(status.to_string()),
+        request
+            .attributes
+            .extend(status.map(|status| Attribute::new("http.response.status_code", i64::from(status))));
+        let kind = match (&failure, status) {
+            (Some(_), _) => Some("broken".to_owned()),
+            (None, Some(status @ 500..)) => Some(status.to_string()),
             _ => None,
         };
         if let Some(kind) = kind {
-            request.set_status(Status::error(if is_broken { "the answer broke off" } else { "" }));
-            request.set_attribute(KeyValue::new("error.type", kind));
+            request.failure = Some(failure.unwrap_or_else(|| SpanFailure::new("")));
+            request.attributes.push(Attribute::new("error.type", kind));
         }
-        request.end();
+        self.request.end();
     }
+}
+
+fn used(tokens: Tokens) -> Vec<Attribute> {
+    let usage =
+        [("gen_ai.usage.input_tokens", tokens.prompt), ("gen_ai.usage.output_tokens", tokens.completion)];
+    let known = usage.into_iter().filter_map(|(key, tokens)| Some((key, i64::try_from(tokens?).ok()?)));
+    known.map(|(key, tokens)| Attribute::new(key, tokens)).collect()
 }
 
 /// Whether a path is without identifiers, so that names of spans are few.
@@ -180,19 +174,18 @@ impl Operation {
     }
 
     /// The provider is the format of the API: engines of any kind have it.
-    fn attributes(self) -> [KeyValue; 2] {
+    fn attributes(self) -> [Attribute; 2] {
         [
-            KeyValue::new("gen_ai.operation.name", self.name),
-            KeyValue::new("gen_ai.provider.name", self.provider),
+            Attribute::new("gen_ai.operation.name", self.name),
+            Attribute::new("gen_ai.provider.name", self.provider),
         ]
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use opentelemetry::Value;
-
     use super::super::kept::{KeptSpans, attribute};
+    use super::super::span::AttributeValue;
     use super::*;
     use crate::service::{EventKind, ServiceEvent};
     use poorwill_front::requests::RequestState;
@@ -225,14 +218,16 @@ mod tests {
         let tokens = Tokens { prompt: Some(3), completion: Some(20) };
         spans.end(&now("/v1/messages"), Some(503), "whole", tokens);
         let (request, call) = (kept.one("POST /v1/messages"), kept.one("chat llama"));
-        assert_eq!(request.span_context.trace_id(), TraceId::from(0xabc_u128));
-        assert_eq!((request.parent_span_id, request.parent_span_is_remote), (SpanId::from(0xdef_u64), true));
-        assert_eq!(call.parent_span_id, request.span_context.span_id());
-        let of = &call.span_context;
-        assert_eq!(forwarded, format!("00-{}-{}-01", of.trace_id(), of.span_id()));
-        assert_eq!(call.events.iter().map(|event| &*event.name).collect::<Vec<_>>(), ["first byte"]);
+        assert_eq!((request.trace_id, call.trace_id), (TraceId(0xabc), TraceId(0xabc)));
+        // Only the client's span is another process's.
+        assert_eq!((request.parent_span_id, request.flags), (Some(SpanId(0xdef)), 0x301));
+        assert_eq!((call.parent_span_id, call.flags), (Some(request.span_id), 0x101));
+        assert_eq!((request.kind, call.kind), (SpanKind::Server, SpanKind::Client));
+        assert_eq!((&request.failure, &call.failure), (&Some(SpanFailure::new("")), &None));
+        assert_eq!(forwarded, format!("00-{}-{}-01", call.trace_id, call.span_id));
+        assert_eq!(call.events.iter().map(|event| event.name).collect::<Vec<_>>(), ["first byte"]);
         for (span, key, value) in [
-            (&request, "http.request.method", Value::from("POST")),
+            (&request, "http.request.method", AttributeValue::from("POST")),
             (&request, "http.route", "/v1/messages".into()),
             (&request, "url.path", "/v1/messages".into()),
             (&request, "http.response.status_code", 503.into()),
@@ -309,8 +304,8 @@ mod tests {
         spans.runs(Some("org/one"));
         recording.record(&stage(StageName::Waking, StageName::Cold));
         let (wait, swap) = (kept.one("wait"), kept.one("swap"));
-        let links: Vec<SpanId> = wait.links.iter().map(|link| link.span_context.span_id()).collect();
-        assert_eq!(links, [swap.span_context.span_id()]);
+        let links: Vec<SpanId> = wait.links.iter().map(|link| link.span_id).collect();
+        assert_eq!(links, [swap.span_id]);
         // The next one comes after that swap.
         spans.waits();
         std::thread::sleep(WAIT_MIN);

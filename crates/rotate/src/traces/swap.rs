@@ -1,12 +1,11 @@
 //! The spans of swaps: of a model that comes, and of one that leaves.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use opentelemetry::trace::{Span as _, SpanContext, Status, TraceContextExt as _, Tracer as _};
-use opentelemetry::{Context, KeyValue};
-use opentelemetry_sdk::trace::{SdkTracer, Span};
-
+use super::span::{Attribute, SpanContext, SpanEvent, SpanFailure, SpanLink};
+use super::tracer::{ActiveSpan, Tracer};
 use crate::service::{EventKind, LEAVING, RESTS, ServiceEvent, Swap};
 use poorwill_rotation_policy::StageName;
 
@@ -24,7 +23,7 @@ pub(super) struct Moves {
 #[derive(Debug)]
 struct OpenSpan {
     comes: bool,
-    span: Span,
+    span: ActiveSpan,
     /// When its last stage began, to the millisecond, as the span's own start.
     stage_since: SystemTime,
 }
@@ -33,12 +32,12 @@ impl Moves {
     /// The swap that a request waited for since then.
     pub(super) fn swap_of(&self, model: &str, since: SystemTime) -> Option<SpanContext> {
         if let Some(OpenSpan { comes: true, span, .. }) = self.open.get(model) {
-            return Some(span.span_context().clone());
+            return Some(span.context());
         }
-        self.came.get(model).filter(|(_, end)| *end >= since).map(|(swap, _)| swap.clone())
+        self.came.get(model).filter(|(_, end)| *end >= since).map(|(swap, _)| *swap)
     }
 
-    pub(super) fn record(&mut self, tracer: &SdkTracer, event: &ServiceEvent) {
+    pub(super) fn record(&mut self, tracer: &Tracer, event: &ServiceEvent) {
         let (model, at) = (event.model.as_str(), UNIX_EPOCH + Duration::from_millis(event.at_unix_ms));
         match &event.what {
             EventKind::Stage { before, stage, .. } => {
@@ -51,10 +50,12 @@ impl Moves {
             }
             EventKind::Ready { swap } => self.ready(model, swap, at),
             EventKind::Failed { stage, reason } => {
-                if let Some(OpenSpan { span, .. }) = self.open.get_mut(model) {
-                    let attributes =
-                        vec![KeyValue::new("stage", stage.as_str()), KeyValue::new("reason", reason.clone())];
-                    span.add_event_with_timestamp("failed", at, attributes);
+                if let Some(span) = self.open.get_mut(model).and_then(|open| open.span.recorded()) {
+                    let attributes = vec![
+                        Attribute::new("stage", stage.as_str()),
+                        Attribute::new("reason", reason.clone()),
+                    ];
+                    span.events.push(SpanEvent::new("failed", at, attributes));
                 }
             }
             EventKind::Shortfall { .. } | EventKind::Learnt { .. } => {}
@@ -64,27 +65,29 @@ impl Moves {
 
     /// Ends all: the events that would have ended them are lost.
     pub(super) fn lose(&mut self) {
-        for OpenSpan { span, .. } in std::mem::take(&mut self.open).values_mut() {
-            span.set_status(Status::error("its events were lost"));
-            span.end();
+        for OpenSpan { mut span, .. } in std::mem::take(&mut self.open).into_values() {
+            fail(&mut span, "its events were lost");
         }
     }
 
-    fn begin(&mut self, tracer: &SdkTracer, model: &str, stage: StageName, at: SystemTime) {
+    fn begin(&mut self, tracer: &Tracer, model: &str, stage: StageName, at: SystemTime) {
         let comes = !LEAVING.contains(&stage);
-        let builder = tracer.span_builder(if comes { "swap" } else { "leave" });
-        let model_is = [KeyValue::new("gen_ai.request.model", model.to_owned())];
-        let builder = builder.with_start_time(at).with_attributes(model_is);
-        let span = tracer.build_with_context(builder, &Context::new());
+        let mut span = tracer.begin(if comes { "swap" } else { "leave" }, None);
+        if let Some(span) = span.recorded() {
+            span.start = at;
+            span.attributes.push(Attribute::new("gen_ai.request.model", model.to_owned()));
+        }
         self.open.insert(model.to_owned(), OpenSpan { comes, span, stage_since: at });
     }
 
-    fn phase(&mut self, tracer: &SdkTracer, model: &str, stage: StageName, at: SystemTime) {
+    fn phase(&mut self, tracer: &Tracer, model: &str, stage: StageName, at: SystemTime) {
         let Some(open) = self.open.get_mut(model) else { return };
-        let parent = Context::new().with_remote_span_context(open.span.span_context().clone());
         let since = std::mem::replace(&mut open.stage_since, at);
-        let builder = tracer.span_builder(stage.as_str()).with_start_time(since);
-        tracer.build_with_context(builder, &parent).end_with_timestamp(at);
+        let mut phase = tracer.begin(stage.as_str(), Some(open.span.context()));
+        if let Some(phase) = phase.recorded() {
+            phase.start = since;
+        }
+        phase.end_at(at);
     }
 
     /// The event of a swap follows, if it came.
@@ -94,35 +97,42 @@ impl Moves {
         }
         let Some(OpenSpan { comes, mut span, .. }) = self.open.remove(model) else { return };
         if comes {
-            span.set_status(Status::error(format!("it is {stage}, and was to be ready")));
+            fail(&mut span, format!("it is {stage}, and was to be ready"));
         } else {
-            self.left.insert(model.to_owned(), span.span_context().clone());
+            self.left.insert(model.to_owned(), span.context());
         }
-        span.end_with_timestamp(at);
+        span.end_at(at);
     }
 
     fn ready(&mut self, model: &str, swap: &Swap, at: SystemTime) {
         let Some(OpenSpan { mut span, .. }) = self.open.remove(model) else { return };
-        span.set_attribute(KeyValue::new("poorwill.swap.path", swap.path.as_str()));
-        if let Some(waited_s) = swap.waited_s {
-            span.set_attribute(KeyValue::new("poorwill.swap.waited_s", waited_s));
+        self.came.insert(model.to_owned(), (span.context(), at));
+        let left: Vec<SpanLink> = swap.left.iter().filter_map(|left| self.link(&left.model)).collect();
+        if let Some(span) = span.recorded() {
+            span.attributes.push(Attribute::new("poorwill.swap.path", swap.path.as_str()));
+            span.attributes.extend(swap.waited_s.map(|s| Attribute::new("poorwill.swap.waited_s", s)));
+            span.links.extend(left);
         }
-        for left in &swap.left {
-            if let Some(leave) = self.left.remove(&left.model) {
-                span.add_link(leave, vec![KeyValue::new("gen_ai.request.model", left.model.clone())]);
-            }
-        }
-        self.came.insert(model.to_owned(), (span.span_context().clone(), at));
-        span.end_with_timestamp(at);
+        span.end_at(at);
+    }
+
+    /// To a model that left, once.
+    fn link(&mut self, model: &str) -> Option<SpanLink> {
+        let leave = self.left.remove(model)?;
+        Some(SpanLink::new(leave, vec![Attribute::new("gen_ai.request.model", model.to_owned())]))
+    }
+}
+
+fn fail(span: &mut ActiveSpan, reason: impl Into<Cow<'static, str>>) {
+    if let Some(span) = span.recorded() {
+        span.failure = Some(SpanFailure::new(reason));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use opentelemetry::trace::SpanId;
-    use opentelemetry_sdk::trace::SpanData;
-
     use super::super::kept::{KeptSpans, attribute};
+    use super::super::span::{Span, SpanId};
     use super::*;
     use crate::service::{LeftModel, SwapPath};
 
@@ -146,11 +156,8 @@ mod tests {
         }
     }
 
-    fn times(span: &SpanData) -> (Duration, Duration) {
-        (
-            span.start_time.duration_since(UNIX_EPOCH).unwrap(),
-            span.end_time.duration_since(UNIX_EPOCH).unwrap(),
-        )
+    fn times(span: &Span) -> (Duration, Duration) {
+        (span.start.duration_since(UNIX_EPOCH).unwrap(), span.end.duration_since(UNIX_EPOCH).unwrap())
     }
 
     #[test]
@@ -176,9 +183,9 @@ mod tests {
         }
         let (leave, swap) = (kept.one("leave"), kept.one("swap"));
         assert_eq!((times(&leave), times(&swap)), ((1000 * MS, 2000 * MS), (2000 * MS, 3500 * MS)));
-        assert_eq!((leave.parent_span_id, swap.parent_span_id), (SpanId::INVALID, SpanId::INVALID));
-        let links: Vec<_> = swap.links.iter().map(|link| link.span_context.clone()).collect();
-        assert_eq!(links, std::slice::from_ref(&leave.span_context));
+        assert_eq!((leave.parent_span_id, swap.parent_span_id), (None, None));
+        let links: Vec<SpanId> = swap.links.iter().map(|link| link.span_id).collect();
+        assert_eq!(links, [leave.span_id]);
         for (name, parent, span_times) in [
             ("draining", &leave, (1000 * MS, 1400 * MS)),
             ("falling asleep", &leave, (1400 * MS, 2000 * MS)),
@@ -186,14 +193,18 @@ mod tests {
             ("canary", &swap, (3000 * MS, 3500 * MS)),
         ] {
             let phase = kept.one(name);
-            assert_eq!(phase.parent_span_id, parent.span_context.span_id(), "{name}");
+            assert_eq!(
+                (phase.trace_id, phase.parent_span_id),
+                (parent.trace_id, Some(parent.span_id)),
+                "{name}"
+            );
             assert_eq!(times(&phase), span_times, "{name}");
         }
         assert_eq!(attribute(&swap, "gen_ai.request.model"), Some("b".into()));
         assert_eq!(attribute(&swap, "poorwill.swap.path"), Some("hot".into()));
         // Who began to wait before its end has waited for it.
         let of = |at_ms| recording.moves().swap_of("b", UNIX_EPOCH + at_ms * MS);
-        assert_eq!(of(3400), Some(swap.span_context));
+        assert_eq!(of(3400).map(|swap| (swap.trace, swap.span)), Some((swap.trace_id, swap.span_id)));
         assert_eq!((of(3600), recording.moves().swap_of("a", UNIX_EPOCH)), (None, None));
     }
 
@@ -212,7 +223,7 @@ mod tests {
         recording.record(&stage(1700, "a", Starting, 0.1, Quarantined));
         let swap = kept.one("swap");
         assert_eq!(times(&swap), (1000 * MS, 1700 * MS));
-        assert_eq!(swap.status, Status::error("it is quarantined, and was to be ready"));
+        assert_eq!(swap.failure, Some(SpanFailure::new("it is quarantined, and was to be ready")));
         assert_eq!(swap.events.len(), 1);
         assert_eq!(kept.all().len(), 4, "and three phases");
     }
@@ -223,7 +234,7 @@ mod tests {
         let recording = kept.traces(1.0).0.unwrap();
         recording.record(&stage(1000, "a", StageName::Asleep, 1.0, StageName::Waking));
         recording.moves().lose();
-        assert_eq!(kept.one("swap").status, Status::error("its events were lost"));
+        assert_eq!(kept.one("swap").failure, Some(SpanFailure::new("its events were lost")));
         recording.record(&stage(3000, "a", StageName::Canary, 1.0, StageName::Ready));
         assert_eq!(kept.all().len(), 1);
     }

@@ -553,6 +553,118 @@ fn a_mistake_has_a_place_and_an_excerpt() {
     assert!(parsed("").unwrap_err().place().is_none());
 }
 
+/// The mistakes of a file, as a line each.
+fn mistakes(text: &str) -> Vec<String> {
+    let error = parsed(text).expect_err(text);
+    let all: Vec<String> = error.mistakes().iter().map(ToString::to_string).collect();
+    assert_eq!(error.to_string(), all.join("\n"));
+    assert!(error.mistakes().iter().all(|one| one.mistakes().len() == 1), "{error:?}");
+    all
+}
+
+/// Each as if it were the only one, in the order of the file, and with its line.
+#[test]
+fn all_mistakes_are_reported_at_once() {
+    let text = r#"
+[front]
+body_max = 0
+[memory]
+gpu = "8GiB"
+[traces]
+endpoint = "http://127.0.0.1/v1/traces"
+sample = 2
+headers = { a = "env:NONE", "b c" = "env:FRONT" }
+[[model]]
+name = "one"
+url = "http://127.0.0.1:8000"
+level = 3
+environment = { "A=B" = "x" }
+canary = { tokens = 0 }
+rules = { queue_max = 0, wake_max = "0s", stop_max = "0s" }
+metadata = { id = 1, name = "x" }
+strip = ["model", "stream"]
+[[model]]
+name = "two"
+url = "8001"
+gpus = []
+aliases = ["one", " x", "y "]
+http = { health = "up" }
+[[selector]]
+name = "any"
+targets = ["gone", "any"]
+[profile.p]
+a = "gone"
+"#;
+    let all = mistakes(text);
+    let line = |number: usize| text.lines().nth(number - 1).unwrap();
+    for (number, words) in [
+        (3, "front: body_max is 0;"),
+        (5, "memory: gpu is for"),
+        (7, "traces: endpoint has to have a host and a port"),
+        (8, "traces: sample is 2;"),
+        (9, "traces: the header \"a\" of headers has no value"),
+        (9, "traces: the header \"b c\" of headers has no valid name"),
+        (13, "model `one`: level is 3;"),
+        (14, "model `one`: environment, folder and log are for a command"),
+        (14, "model `one`: environment has \"A=B\""),
+        (15, "model `one`: a canary has a prompt"),
+        (16, "model `one`: running_max and queue_max are 1 or more"),
+        (16, "model `one`: wake_max is 0"),
+        (16, "model `one`: stop_max is 0"),
+        (17, "model `one`: metadata has `id`"),
+        (17, "model `one`: metadata has `name`"),
+        (18, "model `one`: strip cannot have `model`"),
+        (18, "model `one`: strip cannot have `stream`"),
+        (20, "model `two`: model `one` has the name `one` as well"),
+        (21, "model `two`: url is `8001`"),
+        (22, "model `two`: gpus are []"),
+        (24, "model `two`: http is for engines without an adapter"),
+        (27, "selector `any`: targets has `gone`"),
+        (27, "selector `any`: targets has `any`, which is a selector"),
+        (29, "profile `p`: `a` stands for `gone`"),
+    ] {
+        let is_reported = |one: &&String| {
+            one.starts_with(&format!("line {number}, ")) && one.contains(&format!(": {words}"))
+        };
+        assert_eq!(all.iter().filter(is_reported).count(), 1, "{words}, of `{}`: {all:#?}", line(number));
+    }
+    let odd = |name: &str| all.iter().any(|one| one.contains(&format!("model `two`: {name:?} has blanks")));
+    assert!(odd(" x") && odd("y "), "{all:#?}");
+    assert_eq!(all.len(), 26, "{all:#?}");
+    let number = |one: &String| one[5..].split(',').next().unwrap().parse::<usize>().unwrap();
+    assert!(all.is_sorted_by_key(number), "{all:#?}");
+}
+
+/// One mistake has one message: what depends on it has none.
+#[test]
+fn what_follows_from_a_mistake_is_none() {
+    let every = "[every_model]\nwake_max = \"0s\"\n";
+    let other = model("").replace("\"one\"", "\"two\"").replace("8000", "8001");
+    let table = "[hibernate]\n";
+    for text in [
+        // A rule of every model is reported once.
+        format!("{every}{}{other}", model("")),
+        model("[model.rules]\nwake_max = \"0s\""),
+        model("").replace("\"one\"", "\"\""),
+        model("aliases = [\" \"]"),
+        model("adapters = [\"\"]"),
+        // What is no address is compared with none.
+        format!("{}{}", model("").replace("http://127.0.0.1:8000", ""), other),
+        // It is not known whether it sleeps.
+        model("engine = \"http\"\n[model.http]\nsleep = \"POST /s\""),
+        model("engine = \"http\"\n[model.rules]\nsleeps = true"),
+        format!("{table}{}", model("[model.rules]\nhibernates = false\nhibernate_after = \"1s\"")),
+        format!("{table}{}", model("command = [\"a\"]\n[model.rules]\nsleep_max = \"0s\"")),
+        model("strip = [\"\"]"),
+        format!("{}[[selector]]\nname = \"\"\ntargets = [\"one\"]\n", model("")),
+    ] {
+        assert_eq!(mistakes(&text).len(), 1, "{:#?} of\n{text}", mistakes(&text));
+    }
+    // What cannot be read is reported first, and alone.
+    let error = refused(&format!("[front]\nbody_max = 0\n{}", model("levl = 3")));
+    assert!(error.contains("did you mean `level`?") && !error.contains('\n'), "{error}");
+}
+
 #[test]
 fn no_error_shows_a_secret() {
     for (text, line) in [

@@ -242,7 +242,7 @@ fn page() -> String {
                     "endpoint",
                     "`http://HOST:PORT/PATH`",
                     "required".to_owned(),
-                    "OTLP collector, such as `http://127.0.0.1:4318/v1/traces`; gets protobuf",
+                    "OTLP collector, such as `http://127.0.0.1:4318/v1/traces`; gets JSON",
                 ),
                 (
                     "sample",

@@ -576,9 +576,10 @@ async fn so_many_requests_in_progress_are_listed_as_asked_for() {
 
 /// The second half of the page.
 const TRACES: &str = "## Traces\n\n\
-    With [`[traces]`](rotation-config.md), spans go to a collector by OTLP: protobuf over HTTP. At most 4096 wait for it. \
+    With [`[traces]`](rotation-config.md), spans go to a collector by OTLP: JSON over HTTP. At most 4096 wait for it. \
     More are dropped, and so is what it does not take; a warning says so. Swaps are always recorded, and requests as \
-    `sample` or their clients say.\n\n\
+    `sample` or their clients say. `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_EXPORTER_OTLP_HEADERS` are \
+    read.\n\n\
     | span | parent | what it has |\n|---|---|---|\n\
     | `POST /v1/…` | the client's `traceparent` | OpenTelemetry's attributes of HTTP servers and generative models, \
     `poorwill.request.id`, `poorwill.key` (its name), `poorwill.end` |\n\

@@ -78,7 +78,7 @@ fn leader(one: &Supervisor) -> u32 {
 }
 
 async fn is_pending(one: &Supervisor) -> bool {
-    tokio::time::timeout(Duration::from_millis(100), one.ended()).await.is_err()
+    tokio::time::timeout(Duration::from_millis(100), one.wait()).await.is_err()
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn orphans_are_known_and_stopped() {
         // Known processes stay known, however late the leader's end is noticed.
         assert_eq!(one.processes().len(), 2);
         signal(leader(&one), Signal::USR1);
-        let how = one.ended().await;
+        let how = one.wait().await;
         assert!(how.ends_with("ended with exit code 3; 1 of its processes are left"), "{how}");
         assert!(!one.is_running());
         let left = one.processes();
@@ -182,7 +182,7 @@ fn a_process_that_left_the_group_is_found_and_stopped() {
         let away = away.into_iter().find(|pid| group(*pid) == Ok(*pid)).expect("who began a session");
         // Even if no parent leads to it any more.
         signal(leader, Signal::KILL);
-        let how = one.ended().await;
+        let how = one.wait().await;
         assert!(how.contains("ended by signal 9 (SIGKILL"), "{how}");
         assert!(one.processes().contains(&away));
         one.stop(Duration::from_millis(100)).await.unwrap();
@@ -202,11 +202,11 @@ fn each_end_is_reported_once_and_how() {
             let one = supervisor(shell(script));
             assert!(is_pending(&one).await);
             one.start().await.unwrap();
-            let how = one.ended().await;
+            let how = one.wait().await;
             assert!(how.starts_with("process ") && how.ends_with(words), "{how}");
             assert!(!one.is_running() && is_pending(&one).await);
             one.start().await.unwrap();
-            one.ended().await;
+            one.wait().await;
         }
     });
 }
@@ -218,7 +218,7 @@ fn a_dropped_wait_misses_no_end() {
         assert!(is_pending(&one).await);
         signal(leader(&one), Signal::KILL);
         watchdog::eventually("it is noticed", || has_logged(&one, "SIGKILL"));
-        assert!(one.ended().await.contains("SIGKILL"));
+        assert!(one.wait().await.contains("SIGKILL"));
         // A requested end is not reported.
         one.start().await.unwrap();
         one.stop(GRACE).await.unwrap();
@@ -300,7 +300,7 @@ fn a_stop_command_runs_after_the_end_of_the_first_process_unless_it_needs_its_id
         for (word, words) in [("x", "stops x"), ("${PID}", "needs the id of its first process")] {
             let one = stopped_by(&["sh", "-c", "echo stops $0", word], "echo up; exec sleep 300").await;
             signal(leader(&one), Signal::KILL);
-            one.ended().await;
+            one.wait().await;
             one.stop(GRACE).await.unwrap();
             until_logged(&one, words);
         }
@@ -376,7 +376,7 @@ fn it_gets_its_environment_and_folder() {
         start.folder = Some(place.clone());
         let one = supervisor(start);
         one.start().await.unwrap();
-        one.ended().await;
+        one.wait().await;
         until_logged(&one, "low");
         let lines = one.log(usize::MAX);
         let own: Vec<&str> =
@@ -397,7 +397,7 @@ fn its_output_is_kept_within_bounds() {
         let one = supervisor(start);
         for times in 1..=2_usize {
             one.start().await.unwrap();
-            one.ended().await;
+            one.wait().await;
             let whole = 100_000 + 1 + 8 + 3492 + 3;
             watchdog::eventually("all is in the file", || {
                 fs::metadata(&path).unwrap().len() == u64::try_from(times * whole).unwrap()
@@ -490,7 +490,7 @@ fn the_end_of_an_adopted_engine_is_reported() {
         // Known processes stay known, however late the leader's end is noticed.
         assert_eq!(one.processes().len(), 2);
         signal(leader(&one), Signal::KILL);
-        let how = one.ended().await;
+        let how = one.wait().await;
         assert!(how.contains("how is not known") && how.ends_with("1 of its processes are left"), "{how}");
         assert!(!one.is_running() && is_pending(&one).await);
         let left = one.processes();

@@ -46,6 +46,31 @@ fn it_says_what_would_be_served_and_starts_nothing() {
 }
 
 #[test]
+fn it_reports_all_mistakes_of_the_file() {
+    let fixture = fixture();
+    let text = "[front]\nbody_max = 0\nhead_max = 0\n[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:8000\"\n\
+                level = 3\n[[model]]\nname = \"two\"\nurl = \"http://127.0.0.1:8001\"\nneed = 0\nserved_as = \"\"\n";
+    fixture.folder.write("odd.toml", text);
+    let ran = fixture.run(&["rotate", "check", "--config", "odd.toml", "--json"]);
+    let mistakes = [
+        "odd.toml: line 2, column 1: front: body_max is 0; leave it out or make it larger",
+        "odd.toml: line 3, column 1: front: head_max is 0; leave it out or make it larger",
+        "odd.toml: line 7, column 1: model `one`: level is 3; 1 keeps the weights in host memory, 2 drops them",
+        "odd.toml: line 11, column 1: model `two`: need is 0; leave it out if it is unknown, and it is measured",
+        "odd.toml: line 12, column 1: model `two`: served_as is empty; leave it out if the engine calls it as clients do",
+    ];
+    assert_eq!(ran.json()["error"], mistakes.join("\n"));
+    // Below each is its line.
+    let lines: Vec<&str> = ran.stderr.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert_eq!(lines, mistakes.map(|line| format!("error: {line}")));
+    for line in
+        ["2 | body_max = 0", "3 | head_max = 0", "7 | level = 3", "11 | need = 0", "12 | served_as = \"\""]
+    {
+        assert!(ran.stderr.contains(&format!("\n{line}\n")), "{}", ran.stderr);
+    }
+}
+
+#[test]
 fn a_stop_command_that_is_missing_is_a_warning() {
     let mut fixture = fixture();
     fixture.models[0].lines = "engine = \"http\"\nstop_command = [\"no-such-stop\"]\n".to_owned();

@@ -5,10 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
-use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use opentelemetry_proto::tonic::trace::v1::Span;
-use prost::Message;
+use serde_json::Value;
 
 use super::PROMPTS;
 use super::fixture::{Fixture, Model, until};
@@ -16,13 +13,13 @@ use super::fixture::{Fixture, Model, until};
 /// Takes spans on one connection after another, until the test ends.
 struct Collector {
     port: u16,
-    spans: Arc<Mutex<Vec<Span>>>,
+    spans: Arc<Mutex<Vec<Value>>>,
 }
 
 impl Collector {
     fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (port, spans) = (listener.local_addr().unwrap().port(), Arc::<Mutex<Vec<Span>>>::default());
+        let (port, spans) = (listener.local_addr().unwrap().port(), Arc::<Mutex<Vec<Value>>>::default());
         let shared = Arc::clone(&spans);
         thread::spawn(move || {
             for stream in listener.incoming() {
@@ -33,12 +30,12 @@ impl Collector {
         Self { port, spans }
     }
 
-    fn spans(&self) -> Vec<Span> {
+    fn spans(&self) -> Vec<Value> {
         self.spans.lock().unwrap().clone()
     }
 }
 
-fn taken(mut stream: TcpStream, spans: &Mutex<Vec<Span>>) {
+fn taken(mut stream: TcpStream, spans: &Mutex<Vec<Value>>) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     loop {
         let mut length = 0;
@@ -56,23 +53,32 @@ fn taken(mut stream: TcpStream, spans: &Mutex<Vec<Span>>) {
         }
         let mut body = vec![0; length];
         reader.read_exact(&mut body).unwrap();
-        let request = ExportTraceServiceRequest::decode(&body[..]).unwrap();
-        let scopes = request.resource_spans.into_iter().flat_map(|resource| resource.scope_spans);
-        spans.lock().unwrap().extend(scopes.flat_map(|scope| scope.spans));
+        let request: Value = serde_json::from_slice(&body).unwrap();
+        let scopes = all(&request["resourceSpans"]).iter().flat_map(|resource| all(&resource["scopeSpans"]));
+        spans.lock().unwrap().extend(scopes.flat_map(|scope| all(&scope["spans"])).cloned());
         stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").unwrap();
     }
 }
 
-fn model(span: &Span) -> &str {
-    let model = span.attributes.iter().find(|one| one.key == "gen_ai.request.model");
-    match model.and_then(|one| one.value.as_ref()?.value.as_ref()) {
-        Some(Value::StringValue(model)) => model,
-        other => panic!("{other:?} of {span:#?}"),
-    }
+/// Of a list, which is left out if it is empty.
+fn all(list: &Value) -> &[Value] {
+    list.as_array().map_or(&[], Vec::as_slice)
 }
 
-fn links(span: &Span) -> Vec<&Vec<u8>> {
-    span.links.iter().map(|link| &link.span_id).collect()
+fn model(span: &Value) -> &str {
+    let model = all(&span["attributes"]).iter().find(|one| one["key"] == "gen_ai.request.model");
+    let model = model.and_then(|one| one["value"]["stringValue"].as_str());
+    model.unwrap_or_else(|| panic!("no model: {span:#}"))
+}
+
+fn links(span: &Value) -> Vec<&Value> {
+    all(&span["links"]).iter().map(|link| &link["spanId"]).collect()
+}
+
+/// When it began and ended.
+fn times(span: &Value) -> (u64, u64) {
+    let of = |key: &str| span[key].as_str().unwrap().parse().unwrap();
+    (of("startTimeUnixNano"), of("endTimeUnixNano"))
 }
 
 #[test]
@@ -84,33 +90,32 @@ fn a_wait_leads_to_its_swap_and_that_to_the_model_that_left() {
     let rotator = fixture.start(&[]);
     fixture.say("amber", PROMPTS[0]);
     fixture.say("birch", PROMPTS[0]);
-    let answered = |spans: &[Span]| spans.iter().filter(|span| span.name == "POST /v1/completions").count();
+    let answered =
+        |spans: &[Value]| spans.iter().filter(|span| span["name"] == "POST /v1/completions").count();
     until(&rotator, "a batch comes while it runs", || answered(&collector.spans()) > 0);
     rotator.end();
 
     let spans = collector.spans();
     let of = |name: &str, of: &str| {
-        let mut all = spans.iter().filter(|span| span.name == name && model(span) == of);
+        let mut all = spans.iter().filter(|span| span["name"] == name && model(span) == of);
         let only = all.next().filter(|_| all.next().is_none());
         only.unwrap_or_else(|| panic!("not one {name} of {of}: {spans:#?}"))
     };
     assert_eq!(answered(&spans), 2);
     let (swap, leave) = (of("swap", "birch"), of("leave", "amber"));
-    assert_eq!(links(of("wait", "birch")), [&swap.span_id]);
-    assert_eq!(links(swap), [&leave.span_id]);
-    assert_eq!(of("wait", "birch").parent_span_id, of("POST /v1/completions", "birch").span_id);
-    assert_eq!(
-        of("text_completion birch", "birch").parent_span_id,
-        of("POST /v1/completions", "birch").span_id
-    );
+    assert_eq!(links(of("wait", "birch")), [&swap["spanId"]]);
+    assert_eq!(links(swap), [&leave["spanId"]]);
+    let request = &of("POST /v1/completions", "birch")["spanId"];
+    assert_eq!(of("wait", "birch")["parentSpanId"], *request);
+    assert_eq!(of("text_completion birch", "birch")["parentSpanId"], *request);
     for (parent, names) in
         [(swap, &["finding memory", "starting", "canary"][..]), (leave, &["falling asleep"])]
     {
         for name in names {
-            let is_phase = |span: &&Span| span.name == *name && span.parent_span_id == parent.span_id;
+            let is_phase = |span: &&Value| span["name"] == *name && span["parentSpanId"] == parent["spanId"];
             let phase = spans.iter().find(is_phase).unwrap_or_else(|| panic!("{name} in {spans:#?}"));
-            assert!(phase.start_time_unix_nano >= parent.start_time_unix_nano, "{phase:#?} of {parent:#?}");
-            assert!(phase.end_time_unix_nano <= parent.end_time_unix_nano, "{phase:#?} of {parent:#?}");
+            let ((start, end), whole) = (times(phase), times(parent));
+            assert!(whole.0 <= start && end <= whole.1, "{phase:#} of {parent:#}");
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::chunk::Prepared;
 use super::plan::Planned;
-use crate::backup::BackupBuffer;
+use crate::backup::{BackupBuffer, Footprint};
 use crate::driver::{DeviceRange, DriverError, StreamId};
 use crate::pool::parts::backups::{Backup, Save, Stored, Suspect, runs, tags_of};
 use crate::pool::shared::Shared;
@@ -80,16 +80,28 @@ impl Shared {
             self.put_back(&held, &save, &snapshot, Backup { buffer: Arc::new(buffer), granules });
             return Ok(Visit::Done);
         }
-        // Others may write meanwhile, so what arrives is digested.
-        let saving = self
-            .start_copy(&save, &footprint, buffer, (granules, fresh, None), self.streams().background())
-            .map_err(failed)?;
+        let backup = self.copy_beside(&save, &footprint, buffer, (granules, fresh), done)?;
+        self.put_back(&held, &save, &snapshot, backup);
+        Ok(Visit::Done)
+    }
+
+    /// Others may write meanwhile, so what arrives is digested.
+    fn copy_beside(
+        &self,
+        save: &Save,
+        footprint: &Footprint,
+        buffer: BackupBuffer,
+        (granules, fresh): (Vec<Option<Stored>>, Vec<usize>),
+        done: &mut Totals,
+    ) -> Result<Backup> {
+        let stream = self.streams().background();
+        let saving =
+            self.start_copy(save, footprint, buffer, (granules, fresh, None), stream).map_err(failed)?;
         // What no longer fits is left to the sleep.
         let copied = saving.complete(self, false).map_err(failed)?;
         done.copied_bytes += copied.copied_bytes;
         done.stored_bytes += copied.stored_bytes;
-        self.put_back(&held, &save, &snapshot, copied.backup);
-        Ok(Visit::Done)
+        Ok(copied.backup)
     }
 
     /// The granules of a backup that the device still has.
