@@ -44,6 +44,7 @@ pub enum Command {
 
 impl Command {
     /// Runs it to its end.
+    #[must_use]
     pub fn run(self) -> ExitCode {
         match self {
             Self::Demo(args) => failure::finish(args.json, demo::run(&args)),

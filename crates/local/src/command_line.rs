@@ -15,11 +15,13 @@ pub trait CommandLine: CommandFactory + FromArgMatches {
     const PROGRAM: &str;
 
     /// Sets what clap cannot derive.
+    #[must_use]
     fn complete(command: Command) -> Command {
         command
     }
 
     /// Says which program has the command that these words name, if it is another one.
+    #[must_use]
     fn elsewhere(_words: &[OsString]) -> Option<String> {
         None
     }

@@ -209,10 +209,7 @@ impl Policy {
             (Step::Stop(then), TaskOutcome::Done) => self.stopped(id, then),
             (step, TaskOutcome::Failed(reason)) => self.failed(id, &step, began, &reason),
             (_, TaskOutcome::Unsupported(reason)) => self.give_up(id, &reason),
-            (step, other) => {
-                let reason = format!("{:?} was answered with {other:?}", step.task());
-                self.failed(id, &step, began, &reason);
-            }
+            (step, other) => self.failed(id, &step, began, &misplaced(&step, &other)),
         }
     }
 
@@ -605,4 +602,8 @@ fn limit_of(limits: &Limits, step: &Step) -> Duration {
 
 pub(super) fn less(before: &[u64], after: &[u64]) -> Vec<u64> {
     before.iter().zip(after).map(|(before, after)| before.saturating_sub(*after)).collect()
+}
+
+fn misplaced(step: &Step, outcome: &TaskOutcome) -> String {
+    format!("{:?} was answered with {outcome:?}", step.task())
 }

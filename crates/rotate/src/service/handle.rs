@@ -471,7 +471,10 @@ mod tests {
     }
 
     /// Starts a command whose engine answers probes like this.
-    async fn start(answers: Vec<Result<EngineState, EngineError>>, limit: Duration) -> Result<(), TaskOutcome> {
+    async fn start(
+        answers: Vec<Result<EngineState, EngineError>>,
+        limit: Duration,
+    ) -> Result<(), TaskOutcome> {
         let model = model("command = [\"sleep\", \"600\"]");
         let start = model.start.clone().unwrap();
         let supervisor = Arc::new(Supervisor::new("one", start, None).unwrap());
