@@ -37,6 +37,7 @@ pub trait CommandLine: CommandFactory + FromArgMatches {
 }
 
 /// Reads this process's arguments, and runs the command that they name.
+#[must_use]
 pub fn main<A: CommandLine>() -> ExitCode {
     let words: Vec<_> = std::env::args_os().skip(1).collect();
     for (old, new) in A::old_names(&words) {

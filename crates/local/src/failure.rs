@@ -85,6 +85,7 @@ impl fmt::Display for Failure {
 }
 
 /// Prints a failure to standard error.
+#[must_use]
 pub fn report_error(failure: &Failure) -> ExitCode {
     failure.print();
     ExitCode::FAILURE
@@ -115,6 +116,7 @@ pub fn finish<O: CommandOutput>(json: bool, outcome: Result<O, Failure>) -> Exit
 }
 
 /// Prints a text to standard output, and says the exit code.
+#[must_use]
 pub fn print(text: Result<String, Failure>) -> ExitCode {
     let printed = text.and_then(|text| {
         write_stdout(&text).or_else(|error| match error.kind() {

@@ -162,7 +162,7 @@ impl Policy {
             (Step::Wake { free }, TaskOutcome::Done) => self.confirm(id, Activation::Wake, free),
             (Step::Start { free }, TaskOutcome::Done) => self.confirm(id, Activation::Start, free),
             (Step::Confirm { activated }, TaskOutcome::Awake(true)) => {
-                self.begin(id, Step::Canary { activated })
+                self.begin(id, Step::Canary { activated });
             }
             (Step::Confirm { .. }, TaskOutcome::Awake(false)) => {
                 self.engine_failed(id, "it reports that it is asleep");

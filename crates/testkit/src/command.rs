@@ -1,4 +1,5 @@
 //! A program as its users run it: what it prints where and how it ends, and files to run it with.
+#![allow(clippy::must_use_candidate)] // Most calls are assertions.
 
 use std::ffi::OsStr;
 use std::fs;

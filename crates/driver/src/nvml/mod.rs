@@ -265,7 +265,7 @@ fn held_by(gpu: &GpuHandle<'_>, pid: u32) -> Option<Option<u64>> {
     let processes = gpu.processes().ok()?;
     let mut entries = processes.iter().filter(|process| process.pid == pid).peekable();
     entries.peek()?;
-    Some(used_bytes(entries.map(|process| process.used_bytes())))
+    Some(used_bytes(entries.map(ffi::ProcessInfo::used_bytes)))
 }
 
 /// Without a hit, the first error other than "not found".
