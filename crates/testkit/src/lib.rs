@@ -2,7 +2,7 @@
 //!
 //! - [`clock`]: a clock that only a test moves.
 //! - [`contract`]: the rules of [`poorwill_core::driver`], for [`driver_contract!`].
-//! - [`checkpoint`]: the rules of [`poorwill_core::hibernation`], for [`hibernation_contract!`].
+//! - [`mod@hibernation`]: the rules of [`poorwill_core::hibernation`], for [`hibernation_contract!`].
 //! - [`scripted`]: drivers whose calls fail or wait as a script decides.
 //! - [`faults`]: scenarios in which the n-th driver call fails, for every n.
 //! - [`book`]: the snippets of the project's pages.
