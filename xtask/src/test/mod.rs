@@ -50,7 +50,14 @@ const PROMISES: &str = "promises";
 const CUDA: &str = "cuda";
 
 /// Packages whose tests run whole services.
-const SERVICES: [&str; 4] = ["poorwill-cli", "poorwill-front", "poorwill-rotate", "poorwill-router"];
+const SERVICES: [&str; 6] = [
+    "poorwill-cli",
+    "poorwill-fleet-tests",
+    "poorwill-front",
+    "poorwill-local",
+    "poorwill-rotate",
+    "poorwill-router",
+];
 
 const GPU: &str = "cuda:0";
 

@@ -47,7 +47,7 @@ impl NvmlCode {
 impl fmt::Display for NvmlCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
-            1 => "NVML was not first initialized with `Nvml::init()`",
+            1 => "NVML was not first initialized with `nvmlInit`",
             2 => "a supplied argument was invalid",
             3 => "the requested operation is not available on the target device",
             4 => "the current user does not have permission to perform this operation",

@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -227,16 +227,28 @@ struct HelperChild {
     next_id: u64,
 }
 
+/// What the helper says beside its answers, which is for people, becomes part of the service's log.
+async fn log_lines(errors: ChildStderr) {
+    let mut lines = BufReader::new(errors).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        tracing::warn!(line, "the helper for hibernation reports");
+    }
+}
+
 impl HelperChild {
     fn start(words: &[String]) -> Result<Self, HelperError> {
         let (program, arguments) =
             words.split_first().ok_or(HelperError::no_helper("there is no command"))?;
         let mut command = Command::new(program);
-        command.args(arguments).process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.args(arguments).process_group(0);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let failed = |error| HelperError::no_helper(format!("cannot start `{program}`: {error}"));
         let mut child = command.spawn().map_err(failed)?;
         let (input, output) = (child.stdin.take(), child.stdout.take());
         let output = output.ok_or(HelperError::no_helper("its output cannot be read"))?;
+        if let Some(errors) = child.stderr.take() {
+            tokio::spawn(log_lines(errors));
+        }
         Ok(Self {
             program: program.clone(),
             child,

@@ -36,8 +36,9 @@ impl TraceResource {
 
 /// Headers for the collector; invalid ones are left out.
 pub(super) fn headers_from(variable: Variable<'_>) -> HeaderMap {
-    let text =
-        variable("OTEL_EXPORTER_OTLP_TRACES_HEADERS").or_else(|| variable("OTEL_EXPORTER_OTLP_HEADERS"));
+    // One that is empty counts as not set.
+    let said = |name| variable(name).filter(|text| !text.is_empty());
+    let text = said("OTEL_EXPORTER_OTLP_TRACES_HEADERS").or_else(|| said("OTEL_EXPORTER_OTLP_HEADERS"));
     let header = |(name, value): (String, String)| {
         let mut value = HeaderValue::from_str(&value).ok()?;
         value.set_sensitive(true);

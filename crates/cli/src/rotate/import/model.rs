@@ -124,7 +124,6 @@ fn url(proxy: &str) -> Result<(String, String), String> {
     Ok((format!("http://{authority}{port}"), path.trim_end_matches('/').to_owned()))
 }
 
-/// Lines that begin with `#` are none.
 fn environment(
     scope: &Scope<'_>,
     table: &Node,

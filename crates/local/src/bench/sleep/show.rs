@@ -166,11 +166,6 @@ fn disk(report: &SleepBenchReport) -> String {
     ))
 }
 
-#[cfg(not(target_os = "linux"))]
-fn disk(_: &SleepBenchReport) -> String {
-    String::new()
-}
-
 fn memory(report: &SleepBenchReport) -> String {
     let (first, last) = (report.memory.after_first, report.memory.after);
     let change = |what: &str, from: Option<u64>, to: Option<u64>| {
