@@ -37,9 +37,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if hasattr(module, "cases") or hasattr(module, "run_suite"):
         item.add_marker("scales")
     callspec = getattr(item, "callspec", None)
-    if callspec and any(
-        value in OTHER_VERSIONS for value in callspec.params.values() if isinstance(value, str)
-    ):
+    # Engines of other versions (the fixture `vllm`) run with `--full` and `cargo xtask vllm` only.
+    params = {name: value for name, value in (callspec.params.items() if callspec else ()) if name != "vllm"}
+    if any(value in OTHER_VERSIONS for value in params.values() if isinstance(value, str)):
         item.add_marker("other_versions")
 
 
