@@ -440,7 +440,9 @@ def read_options(argv: list[str] | None) -> argparse.Namespace:
     if unknown := [name for name in options.keys if name not in KEYS]:
         arguments.error(f"--keys: `{unknown[0]}` is none of {', '.join(KEYS)}")
     try:
-        options.poorwill = found(options.poorwill, "--poorwill", "cargo build --release -p poorwill-cli makes it")
+        options.poorwill = found(
+            options.poorwill, "--poorwill", "cargo build --release -p poorwill-cli makes it"
+        )
         options.version = said([options.poorwill, "--version"], "--poorwill")
     except Missing as error:
         arguments.error(str(error))

@@ -292,7 +292,9 @@ def read_options(argv: list[str] | None) -> argparse.Namespace:
 
 def read_programs(options: argparse.Namespace) -> dict:
     """Where the programs are that the parts need, and which versions."""
-    programs: dict = {"poorwill": found(options.poorwill, "--poorwill", "cargo build --release -p poorwill-cli makes it")}
+    programs: dict = {
+        "poorwill": found(options.poorwill, "--poorwill", "cargo build --release -p poorwill-cli makes it")
+    }
     versions = {"poorwill": said([programs["poorwill"], "--version"], "--poorwill")}
     if not versions["poorwill"].startswith("poorwill "):
         raise Missing(
