@@ -3,8 +3,8 @@
 Tests say by their marks what they need: `real_torch`, `gpu`. A run chooses them by `-m`; where what they need
 is missing, those that were not left out are skipped. With `--no-skips` a skip is a failure. What may do more
 where `POORWILL_EFFORT` asks for it is marked `scales`: the tests of a file that uses `cases` or runs suites.
-`other_versions` are the tests of vLLMs that a quick run leaves out. What is marked `long`, also in a suite,
-does not run with the effort `quick`.
+`other_versions` are the tests of vLLMs whose sources a quick run does not fetch. These, and what is marked
+`long`, also in a suite, do not run with the effort `quick`.
 """
 
 import gc
@@ -45,7 +45,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if os.environ.get("POORWILL_EFFORT") == "quick":
-        left = [item for item in items if item.get_closest_marker("long")]
+        marks = ("long", "other_versions")
+        left = [item for item in items if any(item.get_closest_marker(mark) for mark in marks)]
         items[:] = [item for item in items if item not in left]
         config.hook.pytest_deselected(items=left)
     # The longest ones first, so that no worker is left alone with one.
