@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, Uri, header};
 use http_body_util::Full;
+use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -49,6 +50,13 @@ struct Health {
     is_failing: AtomicBool,
     /// Spans that were dropped since it failed.
     lost: AtomicU64,
+}
+
+/// Spans that an answer of success refuses (OTLP's `partialSuccess`).
+#[derive(Debug)]
+struct RefusedSpans {
+    spans: usize,
+    reason: String,
 }
 
 /// Sends requests to the collector.
@@ -102,7 +110,12 @@ async fn export_all(
         }
         // The next batch is the retry.
         match sending.export(&batch).await {
-            Ok(()) => health.works(),
+            Ok(None) => health.works(),
+            Ok(Some(refused)) => {
+                let spans = refused.spans.min(batch.len());
+                let reason = format!("it refused {spans} of {} spans: {}", batch.len(), refused.reason);
+                health.lost(spans, &reason);
+            }
             Err(reason) => health.lost(batch.len(), &reason),
         }
     }
@@ -169,13 +182,14 @@ impl SpanQueue {
 }
 
 impl Sending {
-    async fn export(&self, spans: &[Span]) -> Result<(), String> {
+    /// Spans that the collector refused of a request that it otherwise took.
+    async fn export(&self, spans: &[Span]) -> Result<Option<RefusedSpans>, String> {
         let body = otlp::body(&self.resource, spans).map_err(|error| error.to_string())?;
         let sent = tokio::time::timeout(SEND_MAX, self.send(body)).await;
         sent.unwrap_or_else(|_| Err(format!("no answer within {} s", SEND_MAX.as_secs())))
     }
 
-    async fn send(&self, body: Vec<u8>) -> Result<(), String> {
+    async fn send(&self, body: Vec<u8>) -> Result<Option<RefusedSpans>, String> {
         let mut request = Request::post(&self.endpoint).body(body.into()).map_err(|error| said(&error))?;
         *request.headers_mut() = self.headers.clone();
         let (parts, body) = self.http.request(request).await.map_err(|error| said(&error))?.into_parts();
@@ -184,7 +198,21 @@ impl Sending {
             let text = transport::one_line(&String::from_utf8_lossy(&read.bytes));
             return Err(format!("it answers {}: {text}", parts.status));
         }
-        Ok(())
+        Ok(RefusedSpans::of(&read.bytes))
+    }
+}
+
+impl RefusedSpans {
+    /// What an answer refuses. Collectors may answer with nothing, and with words for a request that they took whole.
+    fn of(answer: &[u8]) -> Option<RefusedSpans> {
+        let answer: Value = serde_json::from_slice(answer).ok()?;
+        let partial = answer.get("partialSuccess")?;
+        // JSON of protobuf writes 64 bits as a string.
+        let spans = partial.get("rejectedSpans")?;
+        let spans = spans.as_u64().or_else(|| spans.as_str()?.parse().ok()).filter(|spans| *spans > 0)?;
+        let said = partial.get("errorMessage").and_then(Value::as_str).map(transport::one_line);
+        let reason = said.filter(|said| !said.is_empty()).unwrap_or_else(|| "no reason given".to_owned());
+        Some(RefusedSpans { spans: usize::try_from(spans).unwrap_or(usize::MAX), reason })
     }
 }
 
@@ -225,8 +253,13 @@ mod tests {
 
     /// Answers each request with the next status, then ends.
     async fn collector(listener: TcpListener, statuses: &[u16]) {
+        let answers: Vec<(u16, &str)> = statuses.iter().map(|status| (*status, "")).collect();
+        answering(listener, &answers).await;
+    }
+
+    async fn answering(listener: TcpListener, answers: &[(u16, &str)]) {
         let mut stream = listener.accept().await.unwrap().0;
-        for status in statuses {
+        for (status, said) in answers {
             let mut text = Vec::new();
             let head = loop {
                 stream.read_buf(&mut text).await.unwrap();
@@ -239,7 +272,7 @@ mod tests {
             while text.len() < head + length.parse::<usize>().unwrap() {
                 stream.read_buf(&mut text).await.unwrap();
             }
-            let answer = format!("HTTP/1.1 {status} x\r\nContent-Length: 0\r\n\r\n");
+            let answer = format!("HTTP/1.1 {status} x\r\nContent-Length: {}\r\n\r\n{said}", said.len());
             stream.write_all(answer.as_bytes()).await.unwrap();
         }
     }
@@ -277,6 +310,36 @@ mod tests {
         tokio::join!(collector(listener, &[200, 503]), exporting.end(Duration::from_secs(60)));
         assert!(queue.health.is_failing.load(Ordering::Relaxed));
         assert_eq!(queue.health.lost.load(Ordering::Relaxed), u64::try_from(BATCH_MAX).unwrap());
+    }
+
+    #[test]
+    fn spans_that_a_collector_refuses_are_read() {
+        for (answer, refused) in [
+            (r#"{"partialSuccess":{"rejectedSpans":"3","errorMessage":"too\nold"}}"#, Some((3, "too old"))),
+            (r#"{"partialSuccess":{"rejectedSpans":2}}"#, Some((2, "no reason given"))),
+            (r#"{"partialSuccess":{"rejectedSpans":"0","errorMessage":"slow down"}}"#, None),
+            (r#"{"partialSuccess":{"rejectedSpans":-1}}"#, None),
+            (r#"{"partialSuccess":{}}"#, None),
+            ("{}", None),
+            ("", None),
+            ("<html>", None),
+        ] {
+            let read = RefusedSpans::of(answer.as_bytes());
+            let read = read.as_ref().map(|refused| (refused.spans, &*refused.reason));
+            assert_eq!(read, refused, "{answer}");
+        }
+    }
+
+    #[tokio::test]
+    async fn spans_that_are_refused_are_lost() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (exporting, queue) = start(&listener);
+        let span = span();
+        (0..5).for_each(|_| queue.push(span.clone()));
+        let answers = [(200, r#"{"partialSuccess":{"rejectedSpans":"3"}}"#)];
+        tokio::join!(answering(listener, &answers), exporting.end(Duration::from_secs(60)));
+        assert!(queue.health.is_failing.load(Ordering::Relaxed));
+        assert_eq!(queue.health.lost.load(Ordering::Relaxed), 3);
     }
 
     #[tokio::test(start_paused = true)]
