@@ -93,7 +93,7 @@ class Scheduler:
         self.waiting = [request for request in self.waiting if request not in gone]
         self.running = [request for request in self.running if request not in gone]
         self.finished += [request.request_id for request in gone]
-        return [(r.request_id, r.client_index) for r in gone] if self.vllm.minor == 20 else list(gone)
+        return [(r.request_id, r.client_index) for r in gone] if self.vllm.minor <= 25 else list(gone)
 
     def schedule(self, *_: Any) -> Batch:
         if self.pause_state is self.vllm.core.PauseState.UNPAUSED:
