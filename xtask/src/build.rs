@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     const PROGRAM: &str = r#"{"reason":"compiler-artifact","package_id":"path+file:///p/crates/core#poorwill-core@0.1.0","manifest_path":"/p/crates/core/Cargo.toml","target":{"name":"promises"},"profile":{"test":true},"filenames":["/p/target/debug/deps/promises-1"],"executable":"/p/target/debug/deps/promises-1"}"#;
-    const OWN_NAME: &str = r#"{"reason":"compiler-artifact","package_id":"path+file:///p/xtask#0.1.0","manifest_path":"/p/xtask/Cargo.toml","target":{"name":"tidy"},"profile":{"test":true},"filenames":[],"executable":"/p/t"}"#;
+    const OWN_NAME: &str = r#"{"reason":"compiler-artifact","package_id":"path+file:///p/xtask#0.1.0","manifest_path":"/p/xtask/Cargo.toml","target":{"name":"house"},"profile":{"test":true},"filenames":[],"executable":"/p/t"}"#;
 
     fn library(name: &str) -> String {
         format!(
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!((&core.package[..], &core.target[..]), ("poorwill-core", "promises"));
         assert_eq!(core.folder, Path::new("/p/crates/core"));
         assert_eq!(core.path, Path::new("/p/target/debug/deps/promises-1"));
-        assert_eq!((&xtask.package[..], &xtask.target[..]), ("xtask", "tidy"));
+        assert_eq!((&xtask.package[..], &xtask.target[..]), ("xtask", "house"));
         assert_eq!(built.native, Path::new("/t/lib_native.so"));
         assert_eq!(built.preload, Path::new("/t/libpoorwill_preload.so"));
         assert_eq!(built.fake, Path::new("/t/libpoorwill_fake_libcuda.so"));

@@ -41,14 +41,14 @@ Usage: cargo xtask COMMAND
 Commands:
   test [-- ARGS]  build and run the tests of a developer's day: every promise on the host device, over the fake
                   CUDA library and on an NVIDIA GPU if one is here, documentation, and the Python package, also in
-                  the code of vLLM and SGLang (0.4 GB to fetch, once);
+                  the code of vLLM and SGLang (0.12 GB to fetch, once);
                   ARGS go to `cargo test`: `cargo xtask test -- --package poorwill-core-tests pool`
   test --full     everything: usual cases of random tests (fewer over the fake library and on a GPU, as the
                   same code runs on the host device), long tests, rotation's page in a browser, every
-                  version of vLLM (another 0.25 GB), the Python package over PyTorch (0.75 GB to fetch,
-                  once), the wheels
+                  version of vLLM (another 0.5 GB), the Python package over PyTorch (0.75 GB to fetch,
+                  once)
   test --rest     what --full has beyond a quick run that came before: what this left out, and again what
-                  does more with the usual effort; of vLLM the versions of the quick run
+                  does more with the usual effort; of vLLM the contract with every version
   test --repeat N every test of Rust that waits, sleeps or has a deadline, N times, 1000 at the most
   python [-- ARGS]
                   the Python package alone: build it, run its tests, check its types;

@@ -17,6 +17,10 @@ use crate::guard::Guard;
 /// Variables that change which modules Python finds, or pytest's options.
 const FOREIGN: [&str; 3] = ["PYTHONHOME", "PYTHONPATH", "PYTEST_ADDOPTS"];
 
+/// Variables by which cargo tells a program of its package. Ours would have dependencies compiled again whose build
+/// scripts read their own, each time that a developer calls cargo in between.
+const OF_OUR_PACKAGE: [&str; 2] = ["CARGO_MANIFEST_", "CARGO_PKG_"];
+
 /// A command, and its text for the user to run it again.
 #[derive(Debug)]
 pub(crate) struct Step {
@@ -29,7 +33,13 @@ impl Step {
     /// A step that runs the cargo that started us, or else the one on the path.
     pub(crate) fn cargo<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Step {
         let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        Step::new("cargo", &program, args)
+        let mut step = Step::new("cargo", &program, args);
+        for (name, _) in std::env::vars_os() {
+            if OF_OUR_PACKAGE.iter().any(|ours| name.to_string_lossy().starts_with(ours)) {
+                step.command.env_remove(name);
+            }
+        }
+        step
     }
 
     pub(crate) fn rustc<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Step {
@@ -325,6 +335,14 @@ mod tests {
         for removed in ["PYTHONHOME", "PYTHONPATH", "PYTEST_ADDOPTS"] {
             assert_eq!(changed(removed), None);
         }
+    }
+
+    #[test]
+    fn cargo_does_not_hear_of_our_package() {
+        assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some(), "cargo and our runner set it");
+        let step = Step::cargo(["build"]);
+        let removed = |name: &str| step.command.get_envs().any(|changed| changed == (OsStr::new(name), None));
+        assert!(removed("CARGO_MANIFEST_DIR") && !removed("CARGO_HOME"));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use offset_allocator::{Allocation, Allocator as Offsets};
 use poorwill_core::{AllocRequest, BlockId, Pool, PoolConfig, Tag};
 use poorwill_driver::{HostConfig, HostDevice};
 
-use crate::Outcome;
+use crate::BenchResult;
 
 /// Alignment of blocks: the pool's own unit, which the peer is given, too.
 pub(crate) const UNIT_BYTES: u32 = 512;
@@ -20,18 +20,18 @@ pub(crate) trait Allocator {
     const NAME: &'static str;
     type Handle: Copy;
 
-    fn alloc(&mut self, bytes: u32) -> Outcome<Self::Handle>;
-    fn free(&mut self, block: Self::Handle) -> Outcome<()>;
+    fn alloc(&mut self, bytes: u32) -> BenchResult<Self::Handle>;
+    fn free(&mut self, block: Self::Handle) -> BenchResult<()>;
 
     /// The addresses of a live block.
-    fn range(&self, block: Self::Handle) -> Outcome<Range<u64>>;
+    fn range(&self, block: Self::Handle) -> BenchResult<Range<u64>>;
 
     /// Current size of its address space.
-    fn extent(&self) -> Outcome<Extent>;
+    fn extent(&self) -> BenchResult<Extent>;
 }
 
 /// An error names its allocator.
-pub(crate) fn named<A: Allocator, T>(outcome: Outcome<T>) -> Outcome<T> {
+pub(crate) fn named<A: Allocator, T>(outcome: BenchResult<T>) -> BenchResult<T> {
     outcome.map_err(|error| format!("{}: {error}", A::NAME).into())
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Poorwill {
 }
 
 impl Poorwill {
-    pub(crate) fn open() -> Outcome<Self> {
+    pub(crate) fn open() -> BenchResult<Self> {
         let device = Arc::new(HostDevice::open(&HostConfig::with_capacity(CAPACITY_BYTES))?);
         let pool = Pool::new(device, PoolConfig::default())?;
         Ok(Self { pool, request: AllocRequest::new(1, Tag::weights()) })
@@ -63,21 +63,21 @@ impl Allocator for Poorwill {
     const NAME: &'static str = "poorwill";
     type Handle = BlockId;
 
-    fn alloc(&mut self, bytes: u32) -> Outcome<BlockId> {
+    fn alloc(&mut self, bytes: u32) -> BenchResult<BlockId> {
         self.request.bytes = u64::from(bytes);
         Ok(self.pool.alloc(&self.request)?.id)
     }
 
-    fn free(&mut self, block: BlockId) -> Outcome<()> {
+    fn free(&mut self, block: BlockId) -> BenchResult<()> {
         Ok(self.pool.free(block)?)
     }
 
-    fn range(&self, block: BlockId) -> Outcome<Range<u64>> {
+    fn range(&self, block: BlockId) -> BenchResult<Range<u64>> {
         let range = self.pool.block(block)?.range;
         Ok(range.addr..range.end())
     }
 
-    fn extent(&self) -> Outcome<Extent> {
+    fn extent(&self) -> BenchResult<Extent> {
         Ok(Extent::Reserved(self.pool.stats()?.reserved_bytes))
     }
 }
@@ -96,23 +96,23 @@ impl Allocator for Peer {
     const NAME: &'static str = "offset-allocator";
     type Handle = Allocation;
 
-    fn alloc(&mut self, bytes: u32) -> Outcome<Allocation> {
+    fn alloc(&mut self, bytes: u32) -> BenchResult<Allocation> {
         let block = self.0.allocate(bytes.div_ceil(UNIT_BYTES));
         block.ok_or_else(|| format!("its arena has no room for {bytes} bytes").into())
     }
 
-    fn free(&mut self, block: Allocation) -> Outcome<()> {
+    fn free(&mut self, block: Allocation) -> BenchResult<()> {
         self.0.free(block);
         Ok(())
     }
 
-    fn range(&self, block: Allocation) -> Outcome<Range<u64>> {
+    fn range(&self, block: Allocation) -> BenchResult<Range<u64>> {
         let at = |units: u32| u64::from(units) * u64::from(UNIT_BYTES);
         let start = at(block.offset);
         Ok(start..start + at(self.0.allocation_size(block)))
     }
 
-    fn extent(&self) -> Outcome<Extent> {
+    fn extent(&self) -> BenchResult<Extent> {
         Ok(Extent::ToHighestBlock)
     }
 }

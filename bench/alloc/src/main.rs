@@ -28,7 +28,7 @@ use self::report::Report;
 use self::survey::Survey;
 
 /// Any error ends the run.
-type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+type BenchResult<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Allocating and freeing in a full pool, beside a peer on the same trace.
 #[derive(Debug, Clone, Copy, Parser)]
@@ -75,7 +75,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(Options { live, rounds, json }: Options) -> Outcome<()> {
+fn run(Options { live, rounds, json }: Options) -> BenchResult<()> {
     let poorwill = Survey::of(Poorwill::open()?, live)?;
     let peer = Survey::of(Peer::new(live), live)?;
     let times = measure::both(Poorwill::open()?, Peer::new(live), live, rounds)?;

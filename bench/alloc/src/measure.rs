@@ -8,7 +8,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use crate::Outcome;
+use crate::BenchResult;
 use crate::allocator::{Allocator, named};
 use crate::trace::{Pair, Trace};
 
@@ -44,7 +44,7 @@ pub(crate) fn both<A: Allocator, B: Allocator>(
     peer: B,
     live: u32,
     rounds: u32,
-) -> Outcome<Times> {
+) -> BenchResult<Times> {
     let pairs = live.max(PAIRS_MIN);
     let mut trace = Trace::new(live);
     let sizes = trace.fill();
@@ -81,12 +81,12 @@ struct Full<A: Allocator> {
 }
 
 impl<A: Allocator> Full<A> {
-    fn new(mut allocator: A, sizes: &[u32]) -> Outcome<Self> {
+    fn new(mut allocator: A, sizes: &[u32]) -> BenchResult<Self> {
         let blocks = named::<A, _>(sizes.iter().map(|bytes| allocator.alloc(*bytes)).collect())?;
         Ok(Self { allocator, blocks })
     }
 
-    fn ns_per_pair(&mut self, before: &[Pair], timed: &[Pair]) -> Outcome<f64> {
+    fn ns_per_pair(&mut self, before: &[Pair], timed: &[Pair]) -> BenchResult<f64> {
         self.replay(before)?;
         let started = Instant::now();
         self.replay(timed)?;
@@ -94,7 +94,7 @@ impl<A: Allocator> Full<A> {
         Ok(started.elapsed().as_secs_f64() * 1e9 / f64::from(pairs))
     }
 
-    fn p99_ns(&mut self, before: &[Pair], timed: &[Pair]) -> Outcome<u64> {
+    fn p99_ns(&mut self, before: &[Pair], timed: &[Pair]) -> BenchResult<u64> {
         self.replay(before)?;
         let mut times = Vec::with_capacity(timed.len());
         for pair in timed {
@@ -105,11 +105,11 @@ impl<A: Allocator> Full<A> {
         Ok(percentile(times, 99))
     }
 
-    fn replay(&mut self, pairs: &[Pair]) -> Outcome<()> {
+    fn replay(&mut self, pairs: &[Pair]) -> BenchResult<()> {
         named::<A, _>(pairs.iter().try_for_each(|pair| self.step(*pair)))
     }
 
-    fn step(&mut self, pair: Pair) -> Outcome<()> {
+    fn step(&mut self, pair: Pair) -> BenchResult<()> {
         let block = &mut self.blocks[pair.victim as usize];
         self.allocator.free(*block)?;
         *block = black_box(self.allocator.alloc(pair.bytes)?);

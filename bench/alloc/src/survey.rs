@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::Outcome;
+use crate::BenchResult;
 use crate::allocator::{Allocator, Extent, UNIT_BYTES, named};
 use crate::trace::Trace;
 
@@ -27,7 +27,7 @@ pub(crate) struct Survey {
 
 impl Survey {
     /// Fills a fresh allocator and replaces its blocks, checking each.
-    pub(crate) fn of<A: Allocator>(allocator: A, live: u32) -> Outcome<Self> {
+    pub(crate) fn of<A: Allocator>(allocator: A, live: u32) -> BenchResult<Self> {
         let mut watch = Watch { allocator, places: Places::default(), live_bytes: 0, most: Self::default() };
         named::<A, _>(watch.run(live))?;
         Ok(watch.most)
@@ -43,7 +43,7 @@ struct Watch<A> {
 }
 
 impl<A: Allocator> Watch<A> {
-    fn run(&mut self, live: u32) -> Outcome<()> {
+    fn run(&mut self, live: u32) -> BenchResult<()> {
         let mut trace = Trace::new(live);
         let stride = (live as usize).div_ceil(SAMPLES_PER_TURN);
         let mut blocks = Vec::with_capacity(live as usize);
@@ -66,7 +66,7 @@ impl<A: Allocator> Watch<A> {
         Ok(())
     }
 
-    fn alloc(&mut self, bytes: u32) -> Outcome<A::Handle> {
+    fn alloc(&mut self, bytes: u32) -> BenchResult<A::Handle> {
         let block = self.allocator.alloc(bytes)?;
         let range = self.allocator.range(block)?;
         if range.end - range.start < u64::from(bytes) {
@@ -78,14 +78,14 @@ impl<A: Allocator> Watch<A> {
         Ok(block)
     }
 
-    fn free(&mut self, block: A::Handle) -> Outcome<()> {
+    fn free(&mut self, block: A::Handle) -> BenchResult<()> {
         let range = self.allocator.range(block)?;
         self.live_bytes -= range.end - range.start;
         self.places.leave(&range)?;
         self.allocator.free(block)
     }
 
-    fn sample(&mut self) -> Outcome<()> {
+    fn sample(&mut self) -> BenchResult<()> {
         let extent_bytes = match self.allocator.extent()? {
             Extent::Reserved(bytes) => bytes,
             Extent::ToHighestBlock => self.places.highest_end,
@@ -105,7 +105,7 @@ struct Places {
 }
 
 impl Places {
-    fn take(&mut self, range: Range<u64>) -> Outcome<()> {
+    fn take(&mut self, range: Range<u64>) -> BenchResult<()> {
         let before = self.taken.range(..range.end).next_back();
         if let Some((start, end)) = before.filter(|(_, end)| **end > range.start) {
             return Err(format!("a block at {range:x?} overlaps a live one at {:x?}", *start..*end).into());
@@ -119,7 +119,7 @@ impl Places {
         Ok(())
     }
 
-    fn leave(&mut self, range: &Range<u64>) -> Outcome<()> {
+    fn leave(&mut self, range: &Range<u64>) -> BenchResult<()> {
         if self.taken.remove(&range.start) == Some(range.end) {
             Ok(())
         } else {
@@ -190,7 +190,7 @@ mod tests {
         const NAME: &'static str = "row";
         type Handle = u64;
 
-        fn alloc(&mut self, _: u32) -> Outcome<u64> {
+        fn alloc(&mut self, _: u32) -> BenchResult<u64> {
             if self.bytes == 0 {
                 return Err("no room".into());
             }
@@ -198,15 +198,15 @@ mod tests {
             Ok(self.next - self.distance)
         }
 
-        fn free(&mut self, _: u64) -> Outcome<()> {
+        fn free(&mut self, _: u64) -> BenchResult<()> {
             Ok(())
         }
 
-        fn range(&self, start: u64) -> Outcome<Range<u64>> {
+        fn range(&self, start: u64) -> BenchResult<Range<u64>> {
             Ok(start..start + self.bytes)
         }
 
-        fn extent(&self) -> Outcome<Extent> {
+        fn extent(&self) -> BenchResult<Extent> {
             Ok(Extent::ToHighestBlock)
         }
     }

@@ -1,5 +1,4 @@
 //! Records and keys: round trips, what is hostile, and versions that are older or newer.
-#![allow(clippy::unwrap_used)]
 
 use poorwill_fleet::keys::{Key, KeyProblem};
 use poorwill_fleet::name::{ModelName, NameError, NodeName};

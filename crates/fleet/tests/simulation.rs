@@ -1,16 +1,13 @@
 //! A few hours of a small fleet under each policy. `benches/fleet.rs` prints a day of a large one.
 #![allow(
-    clippy::unwrap_used,
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
     clippy::cast_sign_loss,
     reason = "a test's figures are small"
 )]
 
-mod simulated;
-
+use crate::simulated::{Figures, Fleet, LeastRecent, Placing, Simulation, Size, Static, World};
 use poorwill_testkit::effort::{Effort, seed_of_this_run};
-use simulated::{Figures, Fleet, LeastRecent, Placing, Simulation, Size, Static, World};
 
 const SMALL: Size =
     Size { nodes: 30, gpus: 2, models: 300, copies: 5, per_second: 6.0, hours_before: 1, hours: 2 };

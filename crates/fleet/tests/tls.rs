@@ -1,6 +1,4 @@
 //! TLS to a real etcd that asks clients for certificates, and to servers that are wrong.
-#![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used)]
 
 use std::fs;
 use std::future::Future;

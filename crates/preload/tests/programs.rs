@@ -10,6 +10,7 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 
 use poorwill_fake_libcuda as fake;
+use poorwill_testkit::effort::Effort;
 use tempfile::TempDir;
 
 const IN_REGION: [(&str, &str); 2] = [("TMS_INIT_ENABLE", "1"), ("TMS_INIT_ENABLE_CPU_BACKUP", "yes")];
@@ -131,6 +132,8 @@ fn a_forked_child_gets_errors() {
 
 #[test]
 fn whichever_call_of_the_driver_fails_all_bytes_stay() {
+    // The program in C reads the effort itself. Printed here, it has `--rest` run this again.
+    let _ = Effort::of_this_run();
     Place::shared().scene("failures", &[]);
 }
 

@@ -2,9 +2,9 @@
 
 Tests say by their marks what they need: `real_torch`, `gpu`. A run chooses them by `-m`; where what they need
 is missing, those that were not left out are skipped. With `--no-skips` a skip is a failure. What may do more
-where `POORWILL_EFFORT` asks for it is marked `scales`: the tests of a file that uses `cases` or runs suites.
-`other_versions` are the tests of vLLMs whose sources a quick run does not fetch. These, and what is marked
-`long`, also in a suite, do not run with the effort `quick`.
+where `POORWILL_EFFORT` asks for it is marked `scales`: the tests of a file that uses `cases`, and those that
+run suites which do (`marks_of`). `other_versions` are the tests of vLLMs whose sources a quick run does not fetch. These, and
+what is marked `long`, also in a suite, do not run with the effort `quick`, unless `-k` asks for them.
 """
 
 import gc
@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     module = getattr(item, "module", None)
-    if hasattr(module, "cases") or hasattr(module, "run_suite"):
+    if hasattr(module, "cases"):
         item.add_marker("scales")
     callspec = getattr(item, "callspec", None)
     # Engines of other versions (the fixture `vllm`) run with `--full` and `cargo xtask vllm` only.
@@ -43,14 +43,34 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("other_versions")
 
 
+# Behind the choice by marks, since the order depends on how many are left.
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if os.environ.get("POORWILL_EFFORT") == "quick":
+    # The caller of a suite uses `-k` for its own choice.
+    is_named = config.getoption("keyword") and SUITE not in os.environ
+    if os.environ.get("POORWILL_EFFORT") == "quick" and not is_named:
         marks = ("long", "other_versions")
         left = [item for item in items if any(item.get_closest_marker(mark) for mark in marks)]
         items[:] = [item for item in items if item not in left]
         config.hook.pytest_deselected(items=left)
-    # The longest ones first, so that no worker is left alone with one.
-    items.sort(key=lambda item: "subtests" not in getattr(item, "fixturenames", ()))
+    items[:] = _spread(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+
+
+def _spread(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Orders tests so that each worker begins with some that run suites, which take longest.
+
+    A worker has an equal share of neighbours, and others take from its end what it has not begun.
+    """
+    suites = [item for item in items if "subtests" in getattr(item, "fixturenames", ())]
+    others = [item for item in items if item not in suites]
+    ordered: list[pytest.Item] = []
+    for worker in range(workers):
+        share = (len(items) - len(ordered)) // (workers - worker)
+        own = suites[worker::workers]
+        rest = max(share - len(own), 0)
+        ordered += [*own, *others[:rest]]
+        del others[:rest]
+    return [*ordered, *others]
 
 
 def pytest_collection_finish() -> None:

@@ -24,6 +24,15 @@ SUITE = "POORWILL_TEST_SUITE"
 FAKES = ("-p", "pools_on_the_fake", "-m", "not real_torch")
 
 
+def marks_of(*suites: str, is_long: bool) -> list[pytest.MarkDecorator]:
+    """What a test is marked that runs these suites. They do more with more effort where they use `cases`, let
+    calls fail (`calls_of`), or have tests that are long.
+    """
+    texts = [(HERE / f"{suite}.py").read_text() for suite in suites]
+    scales = any(word in text for text in texts for word in ("cases(", "calls_of(", "mark.long"))
+    return [pytest.mark.long] * is_long + [pytest.mark.scales] * scales
+
+
 def run_suite(
     subtests: pytest.Subtests, suites: Sequence[str], *options: str, environment: dict[str, str] | None = None
 ) -> None:

@@ -3,11 +3,11 @@
 What is marked `real_torch` needs PyTorch, and what is marked `gpu` a GPU that PyTorch finds.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
-from suites import FAKES, run_suite
+from suites import FAKES, marks_of, run_suite
 
 OFFLOADING = ("offload_suite", "offload_paths_suite")
 # Where the fixtures of a suite are.
@@ -56,18 +56,20 @@ ON_A_GPU = (
 )
 
 
-def marked(runs: Iterable[str]) -> list[Any]:
-    return [pytest.param(run, marks=pytest.mark.long if run in LONG else ()) for run in runs]
+def marked(suites_of: Mapping[str, Iterable[str]]) -> list[Any]:
+    return [
+        pytest.param(run, marks=marks_of(*suites, is_long=run in LONG)) for run, suites in suites_of.items()
+    ]
 
 
-@pytest.mark.parametrize("run", marked(OVER_FAKES))
+@pytest.mark.parametrize("run", marked({run: suites for run, (suites, *_) in OVER_FAKES.items()}))
 def test_over_the_fakes(subtests: pytest.Subtests, fake: dict[str, str], run: str) -> None:
     suites, devices, more = OVER_FAKES[run]
     environment = {**fake, "POORWILL_FAKE_CUDA_DEVICES": devices, **more}
     run_suite(subtests, suites, *FAKES, *FIXTURES.get(suites[0], ()), environment=environment)
 
 
-@pytest.mark.parametrize("run", marked(OVER_THE_DRIVER))
+@pytest.mark.parametrize("run", marked({run: [suite] for run, (suite, _) in OVER_THE_DRIVER.items()}))
 def test_over_the_driver(subtests: pytest.Subtests, fake: dict[str, str], run: str) -> None:
     suite, more = OVER_THE_DRIVER[run]
     environment = {**fake, "POORWILL_FAKE_CUDA_DEVICES": "128GiB,4GiB", **more}

@@ -7,7 +7,7 @@ import os
 import pytest
 from helpers import run
 from poorwill.vllm._versions import RUN
-from suites import FAKES, run_suite
+from suites import FAKES, marks_of, run_suite
 from vllm_sources import VARIABLE, needs_sources
 from vllm_sources.versions import played
 
@@ -32,7 +32,7 @@ each_offloader = pytest.mark.parametrize("suite", ["vllm_offload_suite", "vllm_o
 @pytest.mark.parametrize(
     ("suite", "version"),
     [
-        pytest.param(suite, version, marks=() if (suite, version) in QUICK else pytest.mark.long)
+        pytest.param(suite, version, marks=marks_of(suite, is_long=(suite, version) not in QUICK))
         for version in RUN
         for suite in SUITES
     ],

@@ -9,14 +9,16 @@ const DRIVER: &str = "chromedriver";
 pub(super) const MISSING: &str = "no Chromium with its chromedriver here (Debian's packages chromium and chromium-driver): \
      no page was tried in a browser";
 
-/// The modules of the tests of rotation's pages.
-const MODULES: [&str; 2] = ["rotate::page::", "rotate::fleet_page::"];
-/// The program of replay's.
-const PROGRAM: &str = "page";
+/// Programs and their modules with tests of pages.
+const PAGES: [(&str, &str); 3] =
+    [("cli", "rotate::page::"), ("cli", "rotate::fleet_page::"), ("replay", "page::")];
+
+/// Looks at a page as a file.
+const NO_BROWSER: &str = "page::pages_of_many_steps_are_small";
 
 /// Whether an ignored test is of a page, and fails without a browser.
 pub(super) fn is_needed(program: &str, test: &str) -> bool {
-    program == PROGRAM || MODULES.iter().any(|module| test.starts_with(module))
+    test != NO_BROWSER && PAGES.iter().any(|(of, module)| *of == program && test.starts_with(module))
 }
 
 /// Whether both exist. A driver works with browsers of its own version.
@@ -49,9 +51,11 @@ mod tests {
         for (program, test, needs) in [
             ("cli", "rotate::page::it_shows", true),
             ("cli", "rotate::fleet_page::it_shows", true),
-            ("page", "the_page_shows", true),
+            ("replay", "page::the_page_shows", true),
             ("cli", "rotate::chaos::page::it_serves", false),
             ("poorwill_replay", "page::tests::it_is_small", false),
+            ("replay", "page::pages_of_many_steps_are_small", false),
+            ("replay", "read::million::it_is_read", false),
         ] {
             assert_eq!(is_needed(program, test), needs, "{program} {test}");
         }

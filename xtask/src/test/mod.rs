@@ -5,7 +5,7 @@
 //!   and the Python package's, with sources of the oldest and the newest vLLM, which are fetched once. Random tests
 //!   make a tenth of their usual cases.
 //! - `--full` runs everything: usual cases, long tests, all versions of vLLM, the page of rotation in a browser, stock
-//!   clients of a rotation, the Python package over PyTorch itself, and the wheels.
+//!   clients of a rotation, and the Python package over PyTorch itself.
 //! - `--rest` is what a quick run leaves of `--full`: the tests that it did not run, among them those of other vLLMs,
 //!   and again those that scale with the effort. These include all on a GPU. `.ci/run` does one and then the other.
 //!
@@ -41,7 +41,7 @@ use crate::python_tests::{self, Tested};
 use crate::steps::{Failure, Step, note, say};
 use crate::tally::Tally;
 use crate::toolchain::target_folder;
-use crate::{clients, dist, ptx};
+use crate::{clients, ptx};
 
 /// Name of the programs whose tests may differ between devices.
 const PROMISES: &str = "promises";
@@ -52,7 +52,7 @@ const CUDA: &str = "cuda";
 /// Packages whose tests run whole services.
 const SERVICES: [&str; 6] = [
     "poorwill-cli",
-    "poorwill-fleet-tests",
+    "poorwill-fleet",
     "poorwill-front",
     "poorwill-local",
     "poorwill-rotate",
@@ -67,6 +67,9 @@ const NO_GPU: &str = "no NVIDIA GPU here: nothing was run on one";
 const FOLDER: &str = "xtask-test";
 const SEEN: &str = "seen.txt";
 const LOGS: &str = "logs";
+
+/// Long tests run whole fleets and demos, which need memory.
+const LONG_AT_A_TIME: usize = 2;
 
 /// How many of the slowest tests the end lists.
 const SLOWEST: usize = 10;
@@ -106,7 +109,6 @@ pub(crate) fn run(tier: Tier) -> Result<(), Failure> {
     } else {
         run.clients();
         run.kernels();
-        run.wheels();
     }
     run.end(built.took, start.elapsed())
 }
@@ -167,14 +169,14 @@ impl Run {
     /// Runs the programs' tests, on each of their devices.
     fn programs(&mut self, built: &Built) -> Result<(), Failure> {
         let chosen = self.chosen(&built.programs)?;
-        let has_browser = chosen.alone.is_empty() || browser::is_here();
+        let has_browser = chosen.long.is_empty() || browser::is_here();
         if !has_browser {
             self.left_out.push(browser::MISSING.to_owned());
         }
         let can_run = |test: &Test| has_browser || !browser::is_needed(&test.program.target, &test.name);
-        let alone: Vec<Test> = chosen.alone.into_iter().filter(can_run).collect();
+        let long: Vec<Test> = chosen.long.into_iter().filter(can_run).collect();
         for (tests, jobs, manner) in
-            [(chosen.beside, jobs(), "several at a time"), (alone, 1, "one at a time")]
+            [(chosen.beside, jobs(), "several at a time"), (long, LONG_AT_A_TIME, "two at a time")]
         {
             if tests.is_empty() {
                 continue;
@@ -205,7 +207,7 @@ impl Run {
                     let test = Test { program, name: name.clone(), device };
                     if long.contains(&name) {
                         if self.tier != Tier::Quick {
-                            chosen.alone.push(test);
+                            chosen.long.push(test);
                         }
                     } else if !seen.is_done(&test.id()) {
                         chosen.beside.push(test);
@@ -271,13 +273,6 @@ impl Run {
         match ptx::check() {
             Ok(why) => self.left_out.extend(why),
             Err(failure) => self.note_failure("the GPU's kernels", Err(failure)),
-        }
-    }
-
-    fn wheels(&mut self) {
-        match dist::run() {
-            Ok(why) => self.left_out.extend(why),
-            Err(failure) => self.note_failure("the wheels", Err(failure)),
         }
     }
 
@@ -352,8 +347,8 @@ impl Run {
 #[derive(Debug, Default)]
 struct Chosen<'a> {
     beside: Vec<Test<'a>>,
-    /// Tests that a quick run leaves out. They take long or need much, so they run alone.
-    alone: Vec<Test<'a>>,
+    /// Tests that a quick run leaves out. They take long or need much.
+    long: Vec<Test<'a>>,
 }
 
 /// A line for each reason, with the number of its tests.

@@ -3,7 +3,7 @@
 //! A paragraph ends at an empty line, a heading, a table row, a list item or a fence. Code counts as one word where it is
 //! inline, and not at all where it is fenced.
 
-use crate::lexer::{self, Token};
+use super::lexer::{self, Token};
 
 /// Most words of a sentence.
 const SENTENCE_WORDS_MAX: usize = 25;

@@ -54,11 +54,9 @@ impl Visit<'_> for Types {
     fn visit_impl_item_fn(&mut self, _: &syn::ImplItemFn) {}
 }
 
-/// The names that more than one type of the crate at `folder` has, and the files that cannot be parsed.
-pub(crate) fn collisions<'f>(
-    folder: &str,
-    files: impl IntoIterator<Item = (&'f str, &'f str)>,
-) -> Vec<String> {
+/// The names that more than one type of the crate at `folder` has, those whose whole is a word that any crate could have,
+/// and the files that cannot be parsed.
+pub(crate) fn unclear<'f>(folder: &str, files: impl IntoIterator<Item = (&'f str, &'f str)>) -> Vec<String> {
     let mut places: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     let mut problems = Vec::new();
     for (path, text) in files {
@@ -72,6 +70,9 @@ pub(crate) fn collisions<'f>(
         let mut types = Types::default();
         types.visit_file(&file);
         for name in types.0 {
+            if BARE.contains(&name.as_str()) {
+                problems.push(format!("{path}: `{name}` does not say of what: give it a second word"));
+            }
             places.entry(name).or_default().push(path);
         }
     }
@@ -87,30 +88,21 @@ pub(crate) fn collisions<'f>(
     problems
 }
 
-/// Types of a file whose whole name is a word that any crate could have: of what is it?
-pub(crate) fn bare(path: &str, text: &str) -> Vec<String> {
-    let mut types = Types::default();
-    // What cannot be parsed is another check's.
-    syn::parse_file(text).iter().for_each(|file| types.visit_file(file));
-    let bare = types.0.iter().filter(|name| BARE.contains(&name.as_str()));
-    bare.map(|name| format!("{path}: `{name}` does not say of what: give it a second word")).collect()
-}
-
 #[test]
 fn a_bare_name_is_found_and_an_associated_type_is_none() {
     for text in
         ["struct State;", "mod a { pub enum Kind {} }", "type Outcome<T> = Option<T>;", "trait Part {}"]
     {
-        assert_eq!(bare("a.rs", text).len(), 1, "{text}");
+        assert_eq!(unclear("crates/x", [("a.rs", text)]).len(), 1, "{text}");
     }
     let associated = "impl Deref for A { type Target = u8; } struct PoolState; mod tests { struct State; }";
-    assert_eq!(bare("a.rs", associated), [""; 0]);
+    assert_eq!(unclear("crates/x", [("a.rs", associated)]), [""; 0]);
 }
 
 #[test]
 fn a_file_that_is_no_rust_is_found() {
     let problems =
-        collisions("crates/x", [("a.rs", "struct A;"), ("b.rs", "struct B;\nstruct {"), ("c.rs", "")]);
+        unclear("crates/x", [("a.rs", "struct A;"), ("b.rs", "struct B;\nstruct {"), ("c.rs", "")]);
     assert!(matches!(&problems[..], [problem] if problem.starts_with("b.rs: ")), "{problems:?}");
 }
 
@@ -119,7 +111,7 @@ fn two_types_of_one_name_are_found() {
     let one = "struct Plan; enum Way { A } type Short = u8; fn f() { struct Inner; }";
     let two = "trait Plan {} union Way { a: u8 } mod tests { struct Short; } fn g() { struct Inner; } struct Result;";
     let problems =
-        collisions("crates/x", [("a.rs", one), ("b.rs", two), ("c.rs", "type Result<T> = Option<T>;")]);
+        unclear("crates/x", [("a.rs", one), ("b.rs", two), ("c.rs", "type Result<T> = Option<T>;")]);
     assert_eq!(
         problems,
         ["crates/x: `Plan` is 2 types: a.rs, b.rs", "crates/x: `Way` is 2 types: a.rs, b.rs"]

@@ -4,8 +4,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::lexer::{self, Token};
-use crate::prose;
+use super::lexer::{self, Token};
+use super::prose;
 
 /// In no sentence, and in no string of a crate's sources.
 const IN_PROSE: &[&str] = &[

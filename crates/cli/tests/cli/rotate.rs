@@ -457,6 +457,7 @@ fn commands_of_operators_are_carried_out() {
 }
 
 #[test]
+#[ignore = "long: a demo until a hundred answers are right beside its faults"]
 fn the_demo_injects_faults_and_gives_no_wrong_answer() {
     let fixture = Fixture::new("0", Vec::new());
     let mut demo = fixture.command(&["rotate", "--demo", "--duration", "10m", "--json"]).spawn().unwrap();

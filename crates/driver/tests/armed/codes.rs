@@ -6,6 +6,7 @@ use poorwill_core::backup::Compress;
 use poorwill_core::codec::BLOCK_BYTES;
 use poorwill_core::{Driver, Level, Pool, PoolConfig, SleepRequest, Tag, Verify, WakeRequest};
 use poorwill_fake_libcuda::Census;
+use poorwill_testkit::effort::Effort;
 use poorwill_testkit::granules;
 use poorwill_testkit::tenant::Tenant;
 
@@ -14,8 +15,10 @@ use super::fake::{Fake, alone, open};
 /// Enough that scratch memory pays.
 const GRANULES: u64 = 24;
 
-/// One call in so many fails.
-const STRIDE: usize = 67;
+/// One call in so many fails: a prime.
+fn stride() -> usize {
+    if Effort::of_this_run() == Effort::Quick { 131 } else { 67 }
+}
 
 fn pool(limit_granules: u64) -> Tenant {
     let device = open(0);
@@ -69,7 +72,7 @@ fn whatever_fails_codes_arrive_or_sleep_on() {
     let witness = open(0); // Keeps the context, which would take along all that was left in it.
     let before = fake.census(0);
     let (mut undone, mut woken) = (0, 0);
-    for nth in (0..).step_by(STRIDE) {
+    for nth in (0..).step_by(stride()) {
         let tenant = pool(10 * GRANULES);
         fake.arm(nth, 1);
         let result = tenant.pool.wake(&request());

@@ -12,7 +12,7 @@ use poorwill_testkit::etcd::Servers;
 use serde_json::json;
 use tokio::time::timeout;
 
-use crate::support::{LONG_TTL, changes, compact, delete, eventually, hasty, post, put, revoke, steady};
+use super::support::{LONG_TTL, changes, compact, delete, eventually, hasty, post, put, revoke, steady};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prefix_is_read_in_pages_at_one_revision() {
@@ -97,7 +97,7 @@ async fn a_transaction_writes_all_or_nothing() {
         let [found] = &answer.found[..] else { panic!("{answer:?}") };
         assert_eq!((found.key.as_str(), &*found.value), ("/t/two", &b"2"[..]));
         assert_eq!((found.create_revision, found.mod_revision), (two.revision, two.revision));
-        assert_eq!(found.lease, crate::support::number(lease));
+        assert_eq!(found.lease, super::support::number(lease));
     }
     assert_eq!(etcd.read("/t/").await.unwrap().0.len(), 2);
 
@@ -245,7 +245,7 @@ async fn what_etcd_refuses_is_reported_in_its_words() {
     assert_eq!(error.to_string(), "etcd refuses /v3/kv/txn: etcdserver: key is not provided (code 3)");
     assert!(!error.is_unreachable() && !error.is_lease_gone());
     let lease = etcd.grant(LONG_TTL).await.unwrap();
-    revoke(&servers, crate::support::number(lease));
+    revoke(&servers, super::support::number(lease));
     let error = etcd.stand("/e", lease, "a test").await.unwrap_err();
     assert!(error.is_lease_gone(), "{error}");
 }

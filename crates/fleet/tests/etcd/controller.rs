@@ -7,9 +7,9 @@ use poorwill_fleet::records::Goal;
 use poorwill_testkit::etcd::Servers;
 use poorwill_testkit::proxy::Proxy;
 
-use crate::fleet::{Fleet, Placed, leads, leads_no_more};
-use crate::history;
-use crate::support::{LONG_TTL, TTL, delete, eventually, hasty, put, revoke, steady, until};
+use super::fleet::{Fleet, Placed, leads, leads_no_more};
+use super::history;
+use super::support::{LONG_TTL, TTL, delete, eventually, hasty, put, revoke, steady, until};
 
 fn goals(of: &[(&str, &str, Goal)]) -> Placed {
     let one = |(model, node, goal): &(&str, &str, Goal)| (((*model).to_owned(), (*node).to_owned()), *goal);

@@ -11,9 +11,9 @@ use poorwill_testkit::etcd::Servers;
 use poorwill_testkit::proxy::Proxy;
 use tokio::time::sleep;
 
-use crate::fleet::Fleet;
-use crate::history;
-use crate::support::{TTL, hasty, revoke, steady};
+use super::fleet::Fleet;
+use super::history;
+use super::support::{TTL, hasty, revoke, steady};
 
 struct Chaos<'s> {
     servers: &'s Servers,

@@ -10,7 +10,7 @@ use poorwill_fleet::name::FleetName;
 use poorwill_fleet::policy::{Plan, Rules, Time, View, decide};
 use poorwill_fleet::records::{Goal, GpuRecord, ModelRecord, NodeRecord, Pin, Stage, write};
 
-use crate::support::{LONG_TTL, TTL, eventually, until};
+use super::support::{LONG_TTL, TTL, eventually, until};
 
 const GIB: u64 = 1 << 30;
 

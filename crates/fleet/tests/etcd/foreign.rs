@@ -3,8 +3,8 @@
 use poorwill_fleet::keys::{self, Key};
 use poorwill_testkit::etcd::Servers;
 
-use crate::fleet::{Fleet, leads};
-use crate::support::{TTL, put, steady, until};
+use super::fleet::{Fleet, leads};
+use super::support::{TTL, put, steady, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_is_reported_and_left_as_it_is() {
@@ -51,7 +51,7 @@ async fn it_is_reported_and_left_as_it_is() {
     }
     // Once it is gone, there is nothing to tell of.
     for (key, ..) in &left {
-        crate::support::delete(&fleet.etcd, key).await;
+        super::support::delete(&fleet.etcd, key).await;
     }
     until(&mut controller.status(), "nothing is reported", |status| status.problems.is_empty()).await;
     fleet.etcd.revoke(lease).await.unwrap();

@@ -5,8 +5,8 @@ use poorwill_fleet::session::Session;
 use poorwill_testkit::etcd::Servers;
 use serde_json::json;
 
-use crate::fleet::{Fleet, leads, leads_no_more};
-use crate::support::{TTL, compact, eventually, post, put, steady, until};
+use super::fleet::{Fleet, leads, leads_no_more};
+use super::support::{TTL, compact, eventually, post, put, steady, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_is_reported_in_words_and_goes_on_when_there_is_space() {

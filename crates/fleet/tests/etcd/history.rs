@@ -8,7 +8,7 @@ use poorwill_fleet::name::FleetName;
 use poorwill_fleet::records::{Placement, Reading, read};
 use tokio::time::timeout;
 
-use crate::support::LONG_TTL;
+use super::support::LONG_TTL;
 
 /// A change of a placement.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub(crate) async fn of(etcd: &Etcd, fleet: &FleetName) -> Vec<Step> {
     let prefix = format!("{}placements/", keys::prefix(fleet));
     // Behind the last of them.
     let marker = format!("{prefix}end");
-    let end = crate::support::put(etcd, &marker, "", None).await.revision;
+    let end = super::support::put(etcd, &marker, "", None).await.revision;
     let mut watch = etcd.watch(&prefix, 1).await.unwrap();
     let mut steps = Vec::new();
     loop {
@@ -32,7 +32,7 @@ pub(crate) async fn of(etcd: &Etcd, fleet: &FleetName) -> Vec<Step> {
         let Watched::Changes(changes) = watched else { panic!("all is there from revision 1 on") };
         for change in changes {
             if change.revision() == end {
-                crate::support::delete(etcd, &marker).await;
+                super::support::delete(etcd, &marker).await;
                 return steps;
             }
             steps.extend(step(fleet, change).filter(|step| step.key != marker));

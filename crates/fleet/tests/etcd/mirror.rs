@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::support::{LONG_TTL, compact, delete, eventually, hasty, put, steady, until};
+use super::support::{LONG_TTL, compact, delete, eventually, hasty, put, steady, until};
 
 /// Values by their keys, with the revisions that wrote them.
 type Model = BTreeMap<String, (String, u64)>;

@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::support::{TTL, changes, eventually, hasty, number, post, put, revoke, soon, steady, until};
+use super::support::{TTL, changes, eventually, hasty, number, post, put, revoke, soon, steady, until};
 
 async fn granted(session: &Session) -> LeaseId {
     until(&mut session.lease(), "a lease is granted", Option::is_some).await.unwrap()

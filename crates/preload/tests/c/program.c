@@ -329,8 +329,11 @@ static void failures(void) {
         CHECK(cudaSetDevice(i % 2) == 0);
         blocks[i] = loaded_as(i < 2 ? "a" : "b", "pinned", bytes, i);
     }
+    // One call in so many fails. Each block has its turn, since the numbers of both have no common divisor.
+    const char *effort = getenv("POORWILL_EFFORT");
+    uint64_t stride = effort != NULL && strcmp(effort, "quick") == 0 ? 5 : 1;
     int failed = 0;
-    for (uint64_t first = 0;; first++) {
+    for (uint64_t first = 0;; first += stride) {
         arm(first, 1);
         int paused = tms_pause(NULL);
         uint64_t calls = disarm();
@@ -353,7 +356,7 @@ static void failures(void) {
         blocks[first % 4][5] ^= 1;
         if (first >= calls && first >= more) break;
     }
-    CHECK(failed > 10);
+    CHECK(failed > (stride == 1 ? 10 : 3));
     for (int i = 0; i < 4; i++) CHECK(cudaFree(blocks[i]) == 0);
 }
 

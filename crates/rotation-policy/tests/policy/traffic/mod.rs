@@ -7,6 +7,7 @@ mod machine;
 use std::time::Duration;
 
 use poorwill_rotation_policy::Rules;
+use poorwill_testkit::effort::Effort;
 
 use self::compared::{ALONE, MIXED, Run, by_cost, by_time, hibernates, outcome, twenty_models};
 use self::machine::{Client, Cost, Traffic};
@@ -99,7 +100,7 @@ fn models_of_unequal_demand_are_served_more_if_turns_follow_the_cost_of_swaps() 
 
 #[test]
 fn turns_by_cost_and_demand_serve_more_and_sooner() {
-    let run = Run { traces: 4, time: Duration::from_secs(200) };
+    let run = Run { traces: Effort::of_this_run().cases(4).into(), time: Duration::from_secs(200) };
     for (needs, per_second, percent) in [(ALONE, 8.0, 110), (MIXED, 18.0, 115)] {
         let old = outcome(needs, per_second, run, by_time);
         let new = outcome(needs, per_second, run, by_cost);

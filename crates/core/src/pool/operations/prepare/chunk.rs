@@ -92,7 +92,7 @@ impl Shared {
         snapshot: &ChunkState,
         mut backup: Backup,
     ) {
-        debug_assert_eq!(held.range.addr, save.location.1, "the extent that is held");
+        assert_eq!(held.range.addr, save.location.1, "the extent that is held");
         let mut state = self.lock_state();
         if state.backups().invalidations(held.tag) != snapshot.invalidations {
             // A block may have been allocated there meanwhile.

@@ -196,7 +196,7 @@ impl BackupIndex {
         let extents = &mut self.tags[save.tag].extents;
         for location in overlapping {
             let gone = extents.remove(&location);
-            debug_assert!(!gone.is_some_and(|backup| backup.has_unseen()), "an unseen granule was dropped");
+            assert!(!gone.is_some_and(|backup| backup.has_unseen()), "an unseen granule was dropped");
         }
         extents.insert(save.location, backup);
     }

@@ -1,5 +1,4 @@
 //! The model of PyTorch's allocator against what was measured on a GPU, and Poorwill's pool beside it.
-#![allow(clippy::unwrap_used)]
 
 use std::fs;
 

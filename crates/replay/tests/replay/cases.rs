@@ -1,5 +1,4 @@
 //! The reports, by the figures that they print.
-#![allow(clippy::unwrap_used)]
 
 use poorwill_replay::allocators::PartState;
 use poorwill_replay::answer::answer;

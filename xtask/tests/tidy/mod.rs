@@ -164,13 +164,13 @@ fn generated_pages_say_so_first() {
 }
 
 #[test]
-fn a_type_name_has_one_meaning_in_a_crate() {
+fn a_type_name_has_one_meaning_in_a_crate_and_says_of_what_it_is() {
     let files = files();
     expect_none(crates().iter().flat_map(|krate| {
         let folder = krate.manifest.trim_end_matches("/Cargo.toml");
         let sources =
             files.iter().filter(is_rust).filter(|file| file.path.starts_with(&format!("{folder}/src/")));
-        types::collisions(folder, sources.map(|file| (file.path.as_str(), file.text.as_str())))
+        types::unclear(folder, sources.map(|file| (file.path.as_str(), file.text.as_str())))
     }));
 }
 
@@ -200,14 +200,6 @@ fn async_functions_are_verbs() {
     let files = files();
     let sources = files.iter().filter(is_rust).filter(is_source);
     expect_none(sources.flat_map(|file| functions::participles(&file.path, &file.text)));
-}
-
-#[test]
-fn type_names_say_of_what_they_are() {
-    let files = files();
-    let is_product = |file: &&File| is_source(file) && !file.path.contains("/tests");
-    let sources = files.iter().filter(is_rust).filter(is_product);
-    expect_none(sources.flat_map(|file| types::bare(&file.path, &file.text)));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! A snapshot of a million entries, as Python pickles it: how long it takes to read, and how much memory.
 //!
-//! `cargo test --release -p poorwill-replay --test read -- --ignored --nocapture --test-threads=1`
+//! `cargo test --release -p poorwill-replay --test replay read:: -- --ignored --nocapture --test-threads=1`
 
 use std::fmt::Write as _;
 use std::fs::{self, File};

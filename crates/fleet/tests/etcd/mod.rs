@@ -1,8 +1,6 @@
 //! Promises of all that talks to etcd, over real servers.
 //!
 //! Nothing here is fast enough or fails: tests wait for what has to come, and compare the order of events.
-#![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used)]
 
 mod client;
 mod controller;

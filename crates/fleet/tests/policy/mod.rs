@@ -1,5 +1,4 @@
 //! Promises of the placement policy, for random fleets.
-#![allow(clippy::unwrap_used)]
 
 mod cases;
 mod views;

@@ -1,6 +1,4 @@
 //! The page of a replay in a browser: what it shows, and that mouse, keyboard and search change it.
-#![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used)] // All of it is test code.
 
 mod traces;
 
