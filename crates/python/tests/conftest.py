@@ -3,8 +3,9 @@
 Tests say by their marks what they need: `real_torch`, `gpu`. A run chooses them by `-m`; where what they need
 is missing, those that were not left out are skipped. With `--no-skips` a skip is a failure. What may do more
 where `POORWILL_EFFORT` asks for it is marked `scales`: the tests of a file that uses `cases`, and those that
-run suites which do (`marks_of`). `other_versions` are the tests of vLLMs whose sources a quick run does not fetch. These, and
-what is marked `long`, also in a suite, do not run with the effort `quick`, unless `-k` asks for them.
+run suites which do (`marks_of`). `other_versions` are the tests of vLLMs whose sources a quick run does not
+fetch. These, and what is marked `long`, also in a suite, do not run with the effort `quick`, unless `-k`
+asks for them.
 """
 
 import gc

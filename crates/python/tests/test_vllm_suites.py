@@ -22,6 +22,7 @@ SUITES = (
 # What a quick run has of them: starting, sleeping and waking in the newest, and how each of them ends.
 QUICK = {
     ("vllm_worker_suite", RUN[-1]),
+    ("vllm_unwritten_suite", RUN[-1]),
     ("vllm_allocator_suite", RUN[-1]),
     ("vllm_ends_suite", RUN[0]),
     ("vllm_connectors_suite", RUN[0]),
