@@ -5,6 +5,12 @@
 mod etcd;
 mod policy;
 mod records;
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    reason = "a test's figures are small"
+)]
 mod simulated;
 mod simulation;
 #[cfg(target_os = "linux")]
