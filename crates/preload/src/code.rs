@@ -65,7 +65,7 @@ fn code_of(error: &PoolError) -> c_int {
         | PoolError::InvalidRequest { .. } => MEMORY_ALLOCATION, // Its size is all that can be wrong.
         PoolError::Capturing { .. } => STREAM_CAPTURE_UNSUPPORTED,
         PoolError::WrongProcess(_) => INITIALIZATION_ERROR,
-        PoolError::InvalidUnused { .. } => INVALID_VALUE,
+        PoolError::InvalidRange { .. } => INVALID_VALUE,
         PoolError::Driver { source, .. } if matches!(source.kind, DriverErrorKind::Capturing { .. }) => {
             STREAM_CAPTURE_UNSUPPORTED
         }

@@ -63,21 +63,28 @@ fn graph_pool<'py>(py: Python<'py>, device: Option<&Bound<'py, PyAny>>) -> PyRes
 
 /// `Arena.prepare_sleep` of the current device.
 #[pyfunction]
-#[pyo3(signature = (level=1, tags=None))]
-fn prepare_sleep(py: Python<'_>, level: i64, tags: Option<&Bound<'_, PyAny>>) -> PyResult<Preparation> {
-    current(py)?.prepare_sleep(py, level, tags)
+#[pyo3(signature = (level=1, tags=None, *, keep_awake=None))]
+fn prepare_sleep(
+    py: Python<'_>,
+    level: i64,
+    tags: Option<&Bound<'_, PyAny>>,
+    keep_awake: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Preparation> {
+    current(py)?.prepare_sleep(py, level, tags, keep_awake)
 }
 
 /// `Arena.sleep` of the current device.
 #[pyfunction]
-#[pyo3(signature = (level=1, tags=None, *, unused=None))]
+#[pyo3(signature = (level=1, tags=None, *, unused=None, kept=None, keep_awake=None))]
 fn sleep(
     py: Python<'_>,
     level: i64,
     tags: Option<&Bound<'_, PyAny>>,
     unused: Option<&Bound<'_, PyAny>>,
+    kept: Option<&Bound<'_, PyAny>>,
+    keep_awake: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<SleepReport> {
-    current(py)?.sleep(py, level, tags, unused, None, None)
+    current(py)?.sleep(py, level, tags, unused, kept, keep_awake, None, None)
 }
 
 /// `Arena.wake` of the current device.

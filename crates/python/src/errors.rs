@@ -174,7 +174,7 @@ pub(crate) fn failed(py: Python<'_>, error: &PoolError) -> PyErr {
         | PoolError::PolicyConflict { .. } => TagError::new_err(words),
         PoolError::Closed | PoolError::StaleBlock { .. } => ClosedError::new_err(words),
         PoolError::InvalidRequest { .. }
-        | PoolError::InvalidUnused { .. }
+        | PoolError::InvalidRange { .. }
         | PoolError::OutsideBlocks { .. }
         | PoolError::UnknownStream { .. } => PyValueError::new_err(words),
         _ => PoorwillError::new_err(words),

@@ -130,6 +130,8 @@ report! {
     fast_digests: bool = |it| it.fast_digests;
     /// Live bytes that were dropped, in whole granules.
     discarded_bytes: u64 = |it| it.discarded_bytes;
+    /// Backed up of dropped tags, since the call keeps them, in whole granules.
+    kept_bytes: u64 = |it| it.kept_bytes;
     /// Device memory of this process beyond this arena and its context.
     unaccounted_bytes: u64 = |it| it.unaccounted_bytes;
     /// Free device memory before.

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use poorwill::backup::Compress;
 use poorwill::{
-    Changes, DeviceRange, Dropped, Level, SleepAction, StoredAs, Tag, TagPolicy, Verify, WakeRequest,
+    Changes, DeviceRange, Dropped, Level, SleepAction, SleepRequest, StoredAs, Tag, TagPolicy, Verify,
+    WakeRequest,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyFloat, PyString};
@@ -12,11 +13,20 @@ use pyo3::types::{PyFloat, PyString};
 use crate::errors::{invalid, wrong_type};
 use crate::sizes::whole_number;
 
-const UNUSED: &str = "unused is a sequence of pairs of an address and a length in bytes, each an int";
 const TAGS: &str = "tags are a str, or a sequence of them";
 
 pub(crate) fn tag(name: &str) -> PyResult<Tag> {
     name.parse().map_err(invalid)
+}
+
+/// The sleep that a call's arguments ask for.
+pub(crate) fn sleep(
+    level: i64,
+    tags: Option<&Bound<'_, PyAny>>,
+    keep_awake: Option<&Bound<'_, PyAny>>,
+) -> PyResult<SleepRequest> {
+    let kept_awake = self::tags(keep_awake)?.unwrap_or_default();
+    Ok(SleepRequest::all(self::level(level)?).choosing(self::tags(tags)?).keeping_awake(kept_awake))
 }
 
 /// None means all.
@@ -37,16 +47,17 @@ pub(crate) fn named_tags(tags: &Bound<'_, PyAny>) -> PyResult<Vec<Tag>> {
     names.map(one).collect()
 }
 
-/// Pairs of an address and a length. None means none.
-pub(crate) fn unused(pairs: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<DeviceRange>> {
+/// Pairs of an address and a length, of the argument `name`. None means none.
+pub(crate) fn ranges(name: &str, pairs: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<DeviceRange>> {
     let Some(pairs) = pairs else { return Ok(Vec::new()) };
-    let Ok(items) = pairs.try_iter() else { return Err(wrong_type(UNUSED, pairs)) };
+    let expected = format!("{name} is a sequence of pairs of an address and a length in bytes, each an int");
+    let Ok(items) = pairs.try_iter() else { return Err(wrong_type(&expected, pairs)) };
     let one = |item: PyResult<Bound<'_, PyAny>>| {
         let item = item?;
-        let wrong = |_| wrong_type(UNUSED, &item);
+        let wrong = |_| wrong_type(&expected, &item);
         let (addr, bytes): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract().map_err(wrong)?;
         let number = |number: &Bound<'_, PyAny>| {
-            let found = whole_number(number)?.ok_or_else(|| wrong_type(UNUSED, &item))?;
+            let found = whole_number(number)?.ok_or_else(|| wrong_type(&expected, &item))?;
             found.map_err(|reason| invalid(format!("`{number}` is no address or length: {reason}")))
         };
         Ok(DeviceRange::new(number(&addr)?, number(&bytes)?))

@@ -14,6 +14,7 @@ use crate::backup::Backups;
 use crate::driver::{Driver, StreamId};
 use crate::pool::parts::physical::{Counters, PhysicalMemory};
 use crate::pool::parts::scratch::ScratchMemory;
+use crate::pool::parts::tags::Chosen;
 use crate::pool::tools::commands::Commands;
 use crate::pool::tools::config::PoolConfig;
 use crate::pool::tools::deadline::{Deadline, Wait};
@@ -335,15 +336,16 @@ impl Shared {
 
     /// Takes those of `tags` (or of all) that satisfy `wanted`, after other calls have left them. Returns all
     /// selected tags too.
-    pub(super) fn exclusive(
+    pub(super) fn exclusive<'a>(
         &self,
         op: &'static str,
-        tags: Option<&[Tag]>,
+        tags: impl Into<Chosen<'a>>,
         wanted: impl Fn(TagState) -> bool,
         falls_asleep: bool,
         deadline: Deadline,
     ) -> Result<(Vec<TagKey>, ExclusiveAccess<'_>)> {
         let mut state = self.open_state()?;
+        let tags = tags.into();
         loop {
             let visited = state.tags().selected(op, tags)?;
             if falls_asleep {

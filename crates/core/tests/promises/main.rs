@@ -15,6 +15,7 @@ mod handover;
 mod hold;
 mod host_reclaim;
 mod in_flight;
+mod kept;
 mod mark;
 mod midst;
 mod parts;

@@ -258,9 +258,9 @@ fn a_range_past_the_last_address_is_refused() {
     world.load(2);
     let wrong = [DeviceRange::new(u64::MAX - 10, 100)];
     let refused = world.tenant.pool.sleep(&request(&wrong)).unwrap_err();
-    assert!(matches!(refused, PoolError::InvalidUnused { bytes: 100, .. }), "{refused}");
+    assert!(matches!(refused, PoolError::InvalidRange { bytes: 100, .. }), "{refused}");
     let refused = world.tenant.pool.prepare_sleep(&request(&wrong)).unwrap_err();
-    assert!(matches!(refused, PoolError::InvalidUnused { bytes: 100, .. }), "{refused}");
+    assert!(matches!(refused, PoolError::InvalidRange { bytes: 100, .. }), "{refused}");
     world.tenant.verify();
 }
 

@@ -452,6 +452,8 @@ class Arena:
         tags: _Tags | None = None,
         *,
         unused: Iterable[tuple[int, int]] | None = None,
+        kept: Iterable[tuple[int, int]] | None = None,
+        keep_awake: _Tags | None = None,
         decision: Decision | None = None,
         undo_after: float | None = None,
     ) -> SleepReport:
@@ -462,6 +464,9 @@ class Arena:
 
         `unused` has pairs of an address and a length in bytes: device memory whose bytes need not survive.
         Whole granules of it are not backed up, and come back with unspecified bytes.
+
+        `kept` has such pairs, too: memory whose bytes come back although the level drops their tag. The tags
+        of `keep_awake` do not sleep.
 
         With a `decision`, all ranks that share it sleep, or none. Once this one is ready, it waits for the
         others for `undo_after` seconds, by default 300. Then it sleeps, or is as it was.
@@ -510,7 +515,9 @@ class Arena:
 
         A range stays listed until its tag is marked as restored or the block freed.
         """
-    def prepare_sleep(self, level: int = 1, tags: _Tags | None = None) -> Preparation:
+    def prepare_sleep(
+        self, level: int = 1, tags: _Tags | None = None, *, keep_awake: _Tags | None = None
+    ) -> Preparation:
         """Starts to back up in the background what such a sleep would.
 
         The sleep then copies only what changed since. All memory stays usable meanwhile.
@@ -836,6 +843,9 @@ class SleepReport:
     @property
     def discarded_bytes(self) -> int:
         """Live bytes that were dropped, in whole granules."""
+    @property
+    def kept_bytes(self) -> int:
+        """Backed up of dropped tags, since the call keeps them, in whole granules."""
     @property
     def unaccounted_bytes(self) -> int:
         """Device memory of this process beyond this arena and its context."""
@@ -1224,11 +1234,18 @@ def pool(tag: str = "weights", device: _Device | None = None) -> AbstractContext
 def graph_pool(device: _Device | None = None) -> Any:
     """`Arena.graph_pool` of a device's default arena, opened on first use. None is the current device."""
 
-def prepare_sleep(level: int = 1, tags: _Tags | None = None) -> Preparation:
+def prepare_sleep(
+    level: int = 1, tags: _Tags | None = None, *, keep_awake: _Tags | None = None
+) -> Preparation:
     """`Arena.prepare_sleep` of the current device."""
 
 def sleep(
-    level: int = 1, tags: _Tags | None = None, *, unused: Iterable[tuple[int, int]] | None = None
+    level: int = 1,
+    tags: _Tags | None = None,
+    *,
+    unused: Iterable[tuple[int, int]] | None = None,
+    kept: Iterable[tuple[int, int]] | None = None,
+    keep_awake: _Tags | None = None,
 ) -> SleepReport:
     """`Arena.sleep` of the current device."""
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use poorwill::disk::DiskConfig;
-use poorwill::{ByteSize, DeviceRange, DeviceSpec, HostMemoryUse, PoolError, SleepRequest, Tag};
+use poorwill::{ByteSize, DeviceRange, DeviceSpec, HostMemoryUse, PoolError, Tag};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyDict, PyString};
 
@@ -227,25 +227,34 @@ impl Arena {
     /// `unused` has pairs of an address and a length in bytes: device memory whose bytes need not survive.
     /// Whole granules of it are not backed up, and come back with unspecified bytes.
     ///
+    /// `kept` has such pairs, too: memory whose bytes come back although the level drops their tag. The tags
+    /// of `keep_awake` do not sleep.
+    ///
     /// With a `decision`, all ranks that share it sleep, or none. Once this one is ready, it waits for the
     /// others for `undo_after` seconds, by default 300. Then it sleeps, or is as it was.
     ///
     /// Raises TagError for an unknown tag or one whose bytes are undefined, and SleepError when the sleep
     /// failed. Raises UndoneError where another rank could not sleep, or was not heard of in time.
-    #[pyo3(signature = (level=1, tags=None, *, unused=None, decision=None, undo_after=None))]
+    #[pyo3(signature = (
+        level=1, tags=None, *, unused=None, kept=None, keep_awake=None, decision=None, undo_after=None
+    ))]
+    #[allow(clippy::too_many_arguments)] // Python names them.
     pub(crate) fn sleep(
         &self,
         py: Python<'_>,
         level: i64,
         tags: Option<&Bound<'_, PyAny>>,
         unused: Option<&Bound<'_, PyAny>>,
+        kept: Option<&Bound<'_, PyAny>>,
+        keep_awake: Option<&Bound<'_, PyAny>>,
         decision: Option<Bound<'_, Decision>>,
         undo_after: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<SleepReport> {
         let group = Group::of(decision, undo_after)?;
         let slept = || {
-            let request = SleepRequest::all(request::level(level)?).choosing(request::tags(tags)?);
-            let request = request.without(request::unused(unused)?);
+            let request = request::sleep(level, tags, keep_awake)?;
+            let request = request.without(request::ranges("unused", unused)?);
+            let request = request.keeping(request::ranges("kept", kept)?);
             let act = |arena: &poorwill::Arena| match &group {
                 None => arena.sleep(&request),
                 Some(group) => group.sleep(arena, &request),
@@ -324,14 +333,15 @@ impl Arena {
     /// Starts to back up in the background what such a sleep would.
     ///
     /// The sleep then copies only what changed since. All memory stays usable meanwhile.
-    #[pyo3(signature = (level=1, tags=None))]
+    #[pyo3(signature = (level=1, tags=None, *, keep_awake=None))]
     pub(crate) fn prepare_sleep(
         &self,
         py: Python<'_>,
         level: i64,
         tags: Option<&Bound<'_, PyAny>>,
+        keep_awake: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Preparation> {
-        let request = SleepRequest::all(request::level(level)?).choosing(request::tags(tags)?);
+        let request = request::sleep(level, tags, keep_awake)?;
         torch::settle(py, self.entry.get()?)?;
         let opened = self.opened()?;
         let begun = py.detach(move || {

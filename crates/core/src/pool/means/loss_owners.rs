@@ -61,11 +61,14 @@ impl PoolState {
         else {
             return Ok(());
         };
-        if undefined.is_all() {
-            return Err(PoolError::Undefined { op, tag: self.tags().get(tag).name().clone() });
-        }
         let lost = self.lost_in(undefined.within(range));
-        if lost.is_empty() { Ok(()) } else { Err(PoolError::Lost { op, lost }) }
+        match lost.is_empty() {
+            true => Ok(()),
+            false if undefined.is_all() => {
+                Err(PoolError::Undefined { op, tag: self.tags().get(tag).name().clone() })
+            }
+            false => Err(PoolError::Lost { op, lost }),
+        }
     }
 
     /// Returns the parts of live blocks in `granules`.

@@ -12,6 +12,7 @@ use super::undefined_ranges::Undefined;
 use crate::driver::DeviceRange;
 use crate::pool::tools::error::{PoolError, Result};
 use crate::pool::tools::keys::TagKey;
+use crate::pool::tools::report::SleepRequest;
 use crate::pool::tools::tag_lock::TagLock;
 use crate::tag::{Changes, Dropped, SleepAction, StoredAs, Tag, TagPolicy, TagState};
 
@@ -30,6 +31,26 @@ pub(in crate::pool) struct Tags {
     built_in: Vec<TagKey>,
     pins: usize,
     sweep_above: usize,
+}
+
+/// The tags that a request is about.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::pool) struct Chosen<'a> {
+    /// `None`: all.
+    tags: Option<&'a [Tag]>,
+    but: &'a [Tag],
+}
+
+impl<'a> Chosen<'a> {
+    pub(in crate::pool) fn by(request: &'a SleepRequest) -> Self {
+        Self { tags: request.tags.as_deref(), but: &request.kept_awake }
+    }
+}
+
+impl<'a> From<Option<&'a [Tag]>> for Chosen<'a> {
+    fn from(tags: Option<&'a [Tag]>) -> Self {
+        Self { tags, but: &[] }
+    }
 }
 
 #[derive(Debug)]
@@ -56,9 +77,9 @@ pub(in crate::pool) struct TagEntry {
 enum Residence {
     /// On the device. `undefined` was dropped or lost, and not written since.
     Awake { undefined: Undefined },
-    /// In its backups or nowhere. A failed undo may have left `leftovers` of its memory mapped. Those that sleep longer
-    /// have lower numbers.
-    Asleep { how: SleepAction, leftovers: bool, number: u64 },
+    /// In its backups or nowhere, but for the bytes that were `kept` of dropped ones. A failed undo may have left
+    /// `leftovers` of its memory mapped. Those that sleep longer have lower numbers.
+    Asleep { how: SleepAction, kept: Vec<DeviceRange>, leftovers: bool, number: u64 },
     /// On the device, not wholly mapped.
     Stranded { undefined: Undefined },
 }
@@ -135,19 +156,20 @@ impl Tags {
         unused
     }
 
-    /// Each once, by name; all tags when the request names none.
-    pub(in crate::pool) fn selected(
+    /// Each once, by name.
+    pub(in crate::pool) fn selected<'a>(
         &self,
         op: &'static str,
-        requested: Option<&[Tag]>,
+        chosen: impl Into<Chosen<'a>>,
     ) -> Result<Vec<TagKey>> {
-        let mut keys: Vec<TagKey> = match requested {
+        let Chosen { tags, but } = chosen.into();
+        let find = |tag| self.find(tag).ok_or_else(|| self.unknown(op, tag));
+        let mut keys: Vec<TagKey> = match tags {
             None => self.iter().map(|(key, _)| key).collect(),
-            Some(tags) => tags
-                .iter()
-                .map(|tag| self.find(tag).ok_or_else(|| self.unknown(op, tag)))
-                .collect::<Result<_>>()?,
+            Some(tags) => tags.iter().map(find).collect::<Result<_>>()?,
         };
+        let but: Vec<TagKey> = but.iter().map(find).collect::<Result<_>>()?;
+        keys.retain(|key| !but.contains(key));
         keys.sort_unstable_by(|a, b| self.get(*a).name.cmp(&self.get(*b).name));
         keys.dedup();
         Ok(keys)
@@ -246,24 +268,27 @@ impl TagEntry {
         !self.tag_lock.is_closed() && !self.state().is_asleep()
     }
 
-    pub(in crate::pool) fn fall_asleep(&mut self, how: SleepAction) {
+    /// `kept`, of a tag that is dropped, ascends without overlaps.
+    pub(in crate::pool) fn fall_asleep(&mut self, how: SleepAction, kept: Vec<DeviceRange>) {
         let number = SLEEPS.fetch_add(1, Ordering::Relaxed);
-        self.residence = Residence::Asleep { how, leftovers: false, number };
+        self.residence = Residence::Asleep { how, kept, leftovers: false, number };
     }
 
-    /// Its place among all tags of the process that sleep with backups: the lowest has slept the longest.
+    /// Its place among all tags of the process that sleep: the lowest has slept the longest.
     pub(in crate::pool) fn sleep_number(&self) -> Option<u64> {
         match self.residence {
-            Residence::Asleep { how: SleepAction::Backup, number, .. } => Some(number),
+            Residence::Asleep { number, .. } => Some(number),
             _ => None,
         }
     }
 
     /// Without blocks, nothing can be undefined.
     pub(in crate::pool) fn wake(&mut self, has_blocks: bool) {
-        let undefined = match self.residence {
-            Residence::Asleep { how: SleepAction::Drop, .. } if self.policy.dropped == Dropped::Undefined => {
-                Undefined::all()
+        let undefined = match &self.residence {
+            Residence::Asleep { how: SleepAction::Drop, kept, .. }
+                if self.policy.dropped == Dropped::Undefined =>
+            {
+                Undefined::all_but(kept)
             }
             _ => self.undefined_mut().map(std::mem::take).unwrap_or_default(),
         };
@@ -416,7 +441,7 @@ mod tests {
         tags.get_mut(policy).declare(TagPolicy::PRESERVED, false).unwrap();
         tags.get_mut(changes).set_changes(Changes::Immutable);
         tags.get_mut(stored).set_stored_as(StoredAs::Viewable);
-        tags.get_mut(asleep).fall_asleep(SleepAction::Backup);
+        tags.get_mut(asleep).fall_asleep(SleepAction::Backup, Vec::new());
         assert!(tags.forget(|_| true, 0).is_empty());
         tags.get_mut(asleep).wake(false);
         assert_eq!(tags.forget(|_| true, 0), [asleep]);

@@ -228,11 +228,13 @@ pub enum PoolError {
         /// Reason, and what would help.
         reason: &'static str,
     },
-    /// An unused range of a sleep is no range.
+    /// An unused or kept range of a sleep is no range.
     #[error(
-        "cannot sleep: {bytes} bytes at {addr:#x} were declared unused, and that passes the last address; give address and length of memory that is unused"
+        "cannot sleep: {bytes} bytes at {addr:#x} were declared {declared}, and that passes the last address; give address and length of device memory"
     )]
-    InvalidUnused {
+    InvalidRange {
+        /// What the request says of it: `unused` or `kept`.
+        declared: &'static str,
         /// First address.
         addr: u64,
         /// Length in bytes.

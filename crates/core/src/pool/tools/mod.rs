@@ -1,5 +1,6 @@
 //! What all layers speak in and wait by: keys, sizes, requests, reports, errors, clocks, locks.
 
+pub(super) mod byte_ranges;
 pub(super) mod clocks;
 pub(super) mod commands;
 pub(super) mod config;
@@ -17,4 +18,3 @@ pub(super) mod shape;
 pub(super) mod tag_lock;
 pub(super) mod threads;
 pub(super) mod units;
-pub(super) mod unused_ranges;

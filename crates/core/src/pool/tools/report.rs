@@ -85,19 +85,23 @@ pub struct SleepRequest {
     pub wait_max: Option<Duration>,
     /// Device memory whose bytes need not survive.
     pub unused: Vec<DeviceRange>,
+    /// Device memory whose bytes survive, although the level drops their tag.
+    pub kept: Vec<DeviceRange>,
+    /// Tags that do not sleep.
+    pub kept_awake: Vec<Tag>,
 }
 
 impl SleepRequest {
     /// All tags.
     #[must_use]
     pub fn all(level: Level) -> Self {
-        Self { level, tags: None, wait_max: None, unused: Vec::new() }
+        Self { level, tags: None, wait_max: None, unused: vec![], kept: vec![], kept_awake: vec![] }
     }
 
     /// These tags.
     #[must_use]
     pub fn of(tags: impl Into<Vec<Tag>>, level: Level) -> Self {
-        Self { level, tags: Some(tags.into()), wait_max: None, unused: Vec::new() }
+        Self { tags: Some(tags.into()), ..Self::all(level) }
     }
 
     /// With these tags; `None`: all.
@@ -127,10 +131,65 @@ impl SleepRequest {
     /// ```
     ///
     /// A range past the last address fails the sleep with
-    /// [`PoolError::InvalidUnused`](crate::PoolError::InvalidUnused).
+    /// [`PoolError::InvalidRange`](crate::PoolError::InvalidRange).
     #[must_use]
     pub fn without(mut self, unused: impl Into<Vec<DeviceRange>>) -> Self {
         self.unused = unused.into();
+        self
+    }
+
+    /// With device memory whose bytes survive, although the level drops their tag: what nobody would write again.
+    ///
+    /// Every granule that it touches is backed up, and the wake brings it back. After that these bytes are defined, unless
+    /// they were undefined before, and the rest is what the tag's policy says. Ranges may overlap; where no block lives,
+    /// and in tags that are backed up anyway, they have no effect.
+    ///
+    /// ```
+    /// use poorwill::{AllocRequest, Arena, Config, DeviceRange, Level, SleepRequest, Tag, WakeRequest};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+    /// let block = arena.alloc(&AllocRequest::new(8 << 20, Tag::weights()))?;
+    /// arena.write_all(block.id, 100, b"scale")?;
+    /// let scale = DeviceRange::new(block.range.addr + 100, 5);
+    /// let sleep = arena.sleep(&SleepRequest::all(Level::Two).keeping([scale]))?;
+    /// assert_eq!((sleep.kept_bytes, sleep.discarded_bytes), (2 << 20, 6 << 20));
+    /// arena.wake(&WakeRequest::all())?;
+    /// assert_eq!(arena.read_vec(block.id, 100, 5)?, b"scale");
+    /// assert!(arena.read_vec(block.id, 0, 5).is_err(), "these were dropped");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// A range past the last address fails the sleep with
+    /// [`PoolError::InvalidRange`](crate::PoolError::InvalidRange).
+    #[must_use]
+    pub fn keeping(mut self, kept: impl Into<Vec<DeviceRange>>) -> Self {
+        self.kept = kept.into();
+        self
+    }
+
+    /// Without these tags, whatever else is chosen: another program works with their memory.
+    ///
+    /// ```
+    /// use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, Tag, TagState};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+    /// arena.alloc(&AllocRequest::new(2 << 20, Tag::weights()))?;
+    /// arena.alloc(&AllocRequest::new(2 << 20, Tag::kv_cache()))?;
+    /// let sleep = arena.sleep(&SleepRequest::all(Level::One).keeping_awake([Tag::weights()]))?;
+    /// assert_eq!(sleep.tags, [Tag::kv_cache()]);
+    /// assert_eq!(arena.tag_state(&Tag::weights())?, TagState::Awake);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// A tag that the pool does not have fails the sleep with
+    /// [`PoolError::UnknownTag`](crate::PoolError::UnknownTag).
+    #[must_use]
+    pub fn keeping_awake(mut self, tags: impl Into<Vec<Tag>>) -> Self {
+        self.kept_awake = tags.into();
         self
     }
 
@@ -395,6 +454,8 @@ pub struct SleepReport {
     pub fast_digests: bool,
     /// Dropped live bytes, in whole granules.
     pub discarded_bytes: u64,
+    /// Of dropped tags, backed up since the request keeps them, in whole granules.
+    pub kept_bytes: u64,
     /// Device memory of this process beyond this pool and the context; 0 if unknown.
     #[serde(flatten, serialize_with = "super::old_keys::unaccounted_bytes")]
     pub unaccounted_bytes: u64,

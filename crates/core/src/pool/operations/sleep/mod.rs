@@ -7,25 +7,25 @@
 
 mod plan;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::time::Instant;
 
-use self::plan::SleepPlan;
+use self::plan::{NamedBytes, SleepPlan};
 use super::leaving::Leaving;
 use super::save::{Saved, Saver};
 use super::stage::ReadyStep;
-use crate::driver::{DriverError, MemoryInfo};
+use crate::driver::{DeviceRange, DriverError, MemoryInfo};
 use crate::pool::means::capture::refused_by_capture;
 use crate::pool::means::host_reclaim::is_lacking;
 use crate::pool::parts::backups::Save;
+use crate::pool::parts::tags::Chosen;
 use crate::pool::shared::{MemoryGuard, Shared};
 use crate::pool::state::PoolState;
 use crate::pool::tools::deadline::{Deadline, Wait};
 use crate::pool::tools::error::{Awaited, Phase, PoolError, Result};
-use crate::pool::tools::keys::TagKey;
+use crate::pool::tools::keys::{Location, TagKey};
 use crate::pool::tools::mapping::Mapping;
 use crate::pool::tools::report::{Release, SleepPhases, SleepReport, SleepRequest, add};
-use crate::pool::tools::unused_ranges::Unused;
 use crate::tag::{SleepAction, Tag};
 
 const SLEEP: &str = "sleep";
@@ -39,11 +39,10 @@ impl Shared {
     ) -> Result<SleepReport> {
         drop(self.open_state()?);
         self.check_no_capture(SLEEP)?;
-        let unused = Unused::new(&request.unused)?;
+        let named = NamedBytes::of(request)?;
         let deadline = Deadline::begin(self.driver(), request.wait_max);
-        let (visited, exclusive) =
-            self.exclusive(SLEEP, request.tags.as_deref(), |_| true, true, deadline)?;
-        let plan = |state: &PoolState| state.plan_sleep(request.level, &visited, &unused, self.counters());
+        let (visited, exclusive) = self.exclusive(SLEEP, Chosen::by(request), |_| true, true, deadline)?;
+        let plan = |state: &PoolState| state.plan_sleep(request.level, &visited, &named, self.counters());
         let slept = self.fall_asleep(SLEEP, &plan, deadline, when_ready);
         drop(exclusive);
         let undone = |error: &PoolError| {
@@ -60,11 +59,13 @@ impl Shared {
     /// What a sleep would back up.
     pub(in crate::pool) fn plan_preparation(&self, request: &SleepRequest) -> Result<(Vec<Save>, Vec<Tag>)> {
         let state = self.open_state()?;
-        let visited = state.tags().selected("prepare the sleep of", request.tags.as_deref())?;
-        let unused = Unused::new(&request.unused)?;
-        let plan = state.plan_sleep(request.level, &visited, &unused, self.counters())?;
+        let visited = state.tags().selected("prepare the sleep of", Chosen::by(request))?;
+        let named = NamedBytes::of(request)?;
+        let plan = state.plan_sleep(request.level, &visited, &named, self.counters())?;
         let backed_up = |(tag, action): &(TagKey, _)| (*action == SleepAction::Backup).then_some(*tag);
-        let tags: Vec<TagKey> = plan.tags.iter().filter_map(backed_up).collect();
+        let mut tags: BTreeSet<TagKey> = plan.tags.iter().filter_map(backed_up).collect();
+        tags.extend(plan.saves.iter().map(|save| save.tag));
+        let tags: Vec<TagKey> = tags.into_iter().collect();
         Ok((plan.saves, state.tags().names(&tags)))
     }
 
@@ -100,7 +101,7 @@ impl Shared {
             let mut state = self.open_state()?;
             let plan = plan(&state)?;
             // The device has these bytes, so nothing is lost if the sleep fails.
-            for (tag, segment, range) in &plan.unused {
+            for (tag, segment, range) in &plan.unsaved {
                 state.backups_mut().forget_granules(*tag, *segment, *range);
             }
             plan
@@ -221,9 +222,10 @@ impl Shared {
             stored_bytes: saved.stored_bytes,
             unchanged_bytes: saved.unchanged_bytes,
             unchecked_bytes: saved.unchecked_bytes,
-            unused_bytes: plan.unused.iter().map(|(_, _, range)| range.bytes).sum(),
+            unused_bytes: plan.unused_bytes,
             fast_digests: self.driver().info().fast_digests,
             discarded_bytes: plan.discarded_bytes,
+            kept_bytes: plan.kept_bytes,
             unaccounted_bytes,
             device_free_before_bytes: before.free_bytes,
             device_free_after_bytes: after.map(|info| info.free_bytes),
@@ -239,9 +241,14 @@ impl PoolState {
             self.heap_mut().segments_mut().set_absent(*location);
         }
         for (tag, action) in &plan.tags {
-            self.tags_mut().get_mut(*tag).fall_asleep(*action);
+            let kept = plan.kept.iter().filter(|(of, _)| of == tag).map(|(_, range)| *range);
+            let mut kept: Vec<DeviceRange> = kept.collect();
+            kept.sort_unstable();
+            self.tags_mut().get_mut(*tag).fall_asleep(*action, kept);
             if *action == SleepAction::Drop {
-                self.backups_mut().forget(*tag);
+                let saves = plan.saves.iter().filter(|save| save.tag == *tag);
+                let saved: HashSet<Location> = saves.map(|save| save.location).collect();
+                self.backups_mut().forget_but(*tag, &saved);
             }
         }
         let falling = plan.tags.iter().map(|(tag, _)| *tag);

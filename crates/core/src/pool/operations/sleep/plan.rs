@@ -7,11 +7,11 @@ use crate::pool::parts::backups::{BACK_UP, Save, runs, saves};
 use crate::pool::parts::heap::{Segment, Use};
 use crate::pool::parts::physical::Counters;
 use crate::pool::state::PoolState;
+use crate::pool::tools::byte_ranges::ByteRanges;
 use crate::pool::tools::error::{PoolError, Result};
 use crate::pool::tools::keys::{Location, SegmentKey, TagKey};
 use crate::pool::tools::mapping::Backing;
-use crate::pool::tools::report::Level;
-use crate::pool::tools::unused_ranges::Unused;
+use crate::pool::tools::report::{Level, SleepRequest};
 use crate::tag::{SleepAction, TagState};
 
 #[derive(Debug)]
@@ -22,10 +22,31 @@ pub(in crate::pool) struct SleepPlan {
     pub(in crate::pool) saves: Vec<Save>,
     /// Chunks whose memory is released, by segment and address.
     pub(in crate::pool) leaving: Vec<Location>,
-    /// Live granules that are not backed up, because their bytes are unused.
-    pub(in crate::pool) unused: Vec<(TagKey, SegmentKey, DeviceRange)>,
+    /// Live granules that are not backed up, beside others that are.
+    pub(in crate::pool) unsaved: Vec<(TagKey, SegmentKey, DeviceRange)>,
+    /// Bytes of dropped tags that come back defined, by address.
+    pub(in crate::pool) kept: Vec<(TagKey, DeviceRange)>,
     pub(in crate::pool) release_bytes: u64,
     pub(in crate::pool) discarded_bytes: u64,
+    /// In whole granules, as the next one.
+    pub(in crate::pool) unused_bytes: u64,
+    pub(in crate::pool) kept_bytes: u64,
+}
+
+/// What a request says of bytes by their addresses.
+#[derive(Debug, Default)]
+pub(in crate::pool) struct NamedBytes {
+    /// Not backed up, although their tag is.
+    unused: ByteRanges,
+    /// Backed up, although their tag is dropped.
+    kept: ByteRanges,
+}
+
+impl NamedBytes {
+    pub(in crate::pool) fn of(request: &SleepRequest) -> Result<Self> {
+        let unused = ByteRanges::new("unused", &request.unused)?;
+        Ok(Self { unused, kept: ByteRanges::new("kept", &request.kept)? })
+    }
 }
 
 impl PoolState {
@@ -33,7 +54,7 @@ impl PoolState {
         &self,
         level: Level,
         visited: &[TagKey],
-        unused: &Unused,
+        named: &NamedBytes,
         counters: &Counters,
     ) -> Result<SleepPlan> {
         let mut tags = Vec::new();
@@ -45,20 +66,20 @@ impl PoolState {
                 already_asleep.push(tag);
             }
         }
-        Ok(self.plan(level, (tags, already_asleep), visited, unused, counters))
+        Ok(self.plan(level, (tags, already_asleep), visited, named, counters))
     }
 
     /// Drops tags, asleep or awake, whatever their policy.
     pub(in crate::pool) fn plan_discard(&self, visited: &[TagKey], counters: &Counters) -> SleepPlan {
         let (mut tags, mut already_asleep) = (Vec::new(), Vec::new());
         for tag in visited.iter().copied() {
-            if self.tags().get(tag).state() == TagState::AsleepDropped {
+            if self.tags().get(tag).state() == TagState::AsleepDropped && !self.backups().has(tag) {
                 already_asleep.push(tag);
             } else if self.heap().live_of(tag).live_blocks > 0 {
                 tags.push((tag, SleepAction::Drop));
             }
         }
-        self.plan(Level::Two, (tags, already_asleep), visited, &Unused::default(), counters)
+        self.plan(Level::Two, (tags, already_asleep), visited, &NamedBytes::default(), counters)
     }
 
     /// How a tag falls asleep at this level; `None` when it already sleeps so, or has no blocks.
@@ -88,7 +109,7 @@ impl PoolState {
         level: Level,
         (tags, already_asleep): (Vec<(TagKey, SleepAction)>, Vec<TagKey>),
         visited: &[TagKey],
-        unused: &Unused,
+        named: &NamedBytes,
         counters: &Counters,
     ) -> SleepPlan {
         let mut plan = SleepPlan {
@@ -97,14 +118,17 @@ impl PoolState {
             already_asleep,
             saves: Vec::new(),
             leaving: Vec::new(),
-            unused: Vec::new(),
+            unsaved: Vec::new(),
+            kept: Vec::new(),
             release_bytes: counters.deferred_release_bytes() + counters.spare_bytes(),
             discarded_bytes: 0,
+            unused_bytes: 0,
+            kept_bytes: 0,
         };
         for tag in visited.iter().copied() {
             let action = plan.tags.iter().find(|(other, _)| *other == tag).map(|(_, action)| *action);
             for (key, segment) in self.heap().segments().of_tag(tag) {
-                self.plan_segment(&mut plan, (key, segment), action, unused);
+                self.plan_segment(&mut plan, (key, segment), action, named);
             }
         }
         plan.leaving.sort_unstable();
@@ -118,7 +142,7 @@ impl PoolState {
         plan: &mut SleepPlan,
         (key, segment): (SegmentKey, &Segment),
         action: Option<SleepAction>,
-        unused: &Unused,
+        named: &NamedBytes,
     ) {
         let shape = self.heap().shape();
         let state = self.tags().get(segment.tag()).state();
@@ -133,23 +157,42 @@ impl PoolState {
                 plan.release_bytes += chunk.bytes;
             }
         }
-        match action {
-            Some(SleepAction::Backup) => {
-                let (tag, range) = (segment.tag(), segment.range());
-                let mut unused = unused.granules(range, &shape);
-                unused.retain(|granule| uses[*granule].is_live());
-                let ranges = runs(&unused).into_iter();
-                let ranges = ranges.map(|run| shape.granule_range(range.addr, run.start, run.len()));
-                plan.unused.extend(ranges.map(|range| (tag, key, range)));
-                let extents = (shape.chunk_bytes, self.tags().get(tag).stored_as());
-                plan.saves.extend(saves(self.heap(), self.backups(), (key, segment), extents, &unused));
+        let Some(action) = action else { return };
+        let (tag, range) = (segment.tag(), segment.range());
+        let is_live = |granule: &usize| uses[*granule].is_live();
+        let in_bytes = |granules: usize| granules as u64 * shape.granule_bytes;
+        let unsaved: Vec<usize> = match action {
+            SleepAction::Backup => {
+                let unused = named.unused.whole_granules(range, &shape).into_iter();
+                let unused: Vec<usize> = unused.filter(is_live).collect();
+                plan.unused_bytes += in_bytes(unused.len());
+                unused
             }
-            Some(SleepAction::Drop) => {
-                let live = uses.iter().filter(|granule| granule.is_live()).count();
-                plan.discarded_bytes += live as u64 * shape.granule_bytes;
+            SleepAction::Drop => {
+                let kept = named.kept.touched_granules(range, &shape);
+                let live = (0..uses.len()).filter(is_live);
+                let (kept, dropped): (Vec<usize>, Vec<usize>) =
+                    live.partition(|granule| kept.binary_search(granule).is_ok());
+                plan.discarded_bytes += in_bytes(dropped.len());
+                if kept.is_empty() {
+                    // Its backups are dropped once it sleeps.
+                    return;
+                }
+                plan.kept_bytes += in_bytes(kept.len());
+                let undefined = self.tags().get(tag).undefined();
+                let defined = named.kept.parts(range).flat_map(|part| match undefined {
+                    Some(undefined) => undefined.defined_within(part),
+                    None => vec![part],
+                });
+                plan.kept.extend(defined.map(|part| (tag, part)));
+                dropped
             }
-            None => {}
-        }
+        };
+        let ranges = runs(&unsaved).into_iter();
+        let ranges = ranges.map(|run| shape.granule_range(range.addr, run.start, run.len()));
+        plan.unsaved.extend(ranges.map(|range| (tag, key, range)));
+        let extents = (shape.chunk_bytes, self.tags().get(tag).stored_as());
+        plan.saves.extend(saves(self.heap(), self.backups(), (key, segment), extents, &unsaved));
     }
 }
 

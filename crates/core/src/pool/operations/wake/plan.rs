@@ -95,10 +95,11 @@ impl PoolState {
                 let range = DeviceRange::new(at, chunk.bytes);
                 mappings.push(Mapping { segment: key, range, backing: chunk.backing });
                 if entry.state() == TagState::AsleepDropped && entry.policy().dropped == Dropped::Zeros {
-                    fill(range, With::Zeros);
+                    let gaps = self.backups().gaps(tag, key, range);
+                    gaps.into_iter().for_each(|gap| fill(gap, With::Zeros));
                 }
             }
-            if entry.state() == TagState::AsleepBackedUp {
+            if matches!(entry.state(), TagState::AsleepBackedUp | TagState::AsleepDropped) {
                 let is_last = !shape.keep_backups || entry.changes() == Changes::Volatile;
                 for (extent, backup) in self.backups().of_segment(tag, key) {
                     let first = shape.granules(extent.addr - segment.range().addr);

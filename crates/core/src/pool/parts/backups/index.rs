@@ -12,7 +12,7 @@
 //! since, here or there. It must be checked before its backup is dropped or overwritten
 //! ([`crate::pool::operations::spoiled_backups`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -252,10 +252,15 @@ impl BackupIndex {
     /// Returns the bytes of the dropped buffers.
     pub(in crate::pool) fn forget(&mut self, tag: TagKey) -> u64 {
         let bytes = self.bytes(tag);
-        let of_tag = &mut self.tags[tag];
-        of_tag.extents.clear();
-        of_tag.forgets += 1;
+        self.forget_but(tag, &HashSet::new());
         bytes
+    }
+
+    /// Forgets all extents but those.
+    pub(in crate::pool) fn forget_but(&mut self, tag: TagKey, kept: &HashSet<Location>) {
+        let of_tag = &mut self.tags[tag];
+        of_tag.extents.retain(|location, _| kept.contains(location));
+        of_tag.forgets += 1;
     }
 
     pub(in crate::pool) fn forgets(&self, tag: TagKey) -> u64 {
@@ -342,6 +347,25 @@ impl BackupIndex {
             (0..).map(|nth| DeviceRange::new(location.1 + nth * self.granule_bytes, self.granule_bytes));
         let stored = ranges.zip(granules).filter(|(_, stored)| stored.is_some()).map(|(range, _)| range);
         stored.filter(|granule| granule.addr < range.end() && range.addr < granule.end()).collect()
+    }
+
+    /// The parts of `range` of which nothing is stored, in whole granules, by address.
+    pub(in crate::pool) fn gaps(
+        &self,
+        tag: TagKey,
+        segment: SegmentKey,
+        range: DeviceRange,
+    ) -> Vec<DeviceRange> {
+        let locations = self.overlapping(tag, segment, range.addr, range.end()).into_iter();
+        let stored = locations.flat_map(|location| self.stored_granules(tag, location, range));
+        let (mut gaps, mut from) = (Vec::new(), range.addr);
+        for granule in stored.chain([DeviceRange::new(range.end(), 0)]) {
+            if from < granule.addr {
+                gaps.push(DeviceRange::new(from, granule.addr - from));
+            }
+            from = granule.end();
+        }
+        gaps
     }
 
     pub(in crate::pool) fn is_suspect(&self, tag: TagKey, location: Location, expected: Digest) -> bool {
