@@ -17,12 +17,14 @@ each_version = pytest.mark.parametrize("version", RUN)
 OTHERS = [version for version in played() if version not in RUN]
 SUITES = (
     *("vllm_worker_suite", "vllm_unwritten_suite", "vllm_ends_suite", "vllm_allocator_suite"),
-    *("vllm_budget_suite", "vllm_graphs_suite", "vllm_connectors_suite", "vllm_record_suite"),
+    *("vllm_hidden_suite", "vllm_budget_suite", "vllm_graphs_suite", "vllm_connectors_suite"),
+    "vllm_record_suite",
 )
 # What a quick run has of them: starting, sleeping and waking in the newest, and how each of them ends.
 QUICK = {
     ("vllm_worker_suite", RUN[-1]),
     ("vllm_unwritten_suite", RUN[-1]),
+    ("vllm_hidden_suite", RUN[-1]),
     ("vllm_allocator_suite", RUN[-1]),
     ("vllm_ends_suite", RUN[0]),
     ("vllm_connectors_suite", RUN[0]),

@@ -21,6 +21,7 @@ class Event:
             "copied_bytes": 0,
             "skipped_bytes": 0,
             "released_bytes": 0,
+            "kept_at_level2_bytes": 0,
             "release": None,
             "unaccounted_bytes": None,
             # Until the next release: the old name.
@@ -35,6 +36,7 @@ class Event:
             "copied_bytes": report.copied_bytes,
             "skipped_bytes": report.unchanged_bytes,
             "released_bytes": report.released_bytes,
+            "kept_at_level2_bytes": report.kept_bytes,
             "release": report.release,
             "unaccounted_bytes": report.unaccounted_bytes,
             "uncovered_bytes": report.unaccounted_bytes,

@@ -32,6 +32,17 @@ def storages(models: list[Any]) -> Iterator[tuple[int, int, str]]:
                     yield address, storage.nbytes(), inner
 
 
+def extents(model: Any) -> Iterator[tuple[int, int]]:
+    """First address, and the one behind the last, of every visible parameter and buffer on the GPU."""
+    for named in (model.named_parameters, model.named_buffers):
+        for name, tensor in named():
+            for _, part in _parts(name, tensor):
+                if part.is_cuda and part.numel() and part.data_ptr():
+                    steps = zip(part.shape, part.stride(), strict=True)
+                    elements = 1 + sum((extent - 1) * stride for extent, stride in steps)
+                    yield part.data_ptr(), part.data_ptr() + elements * part.element_size()
+
+
 def _parts(name: str, tensor: Any) -> Iterator[tuple[str, Any]]:
     if getattr(tensor, "_vllm_is_uva_offloaded", False):
         return

@@ -47,6 +47,8 @@ class Allocator:
         self.events = Events()
         self.when_dropped: Callable[[list[str]], None] | None = None
         """Called after a wake with the tags that came back without their bytes."""
+        self.kept_of_weights: Callable[[], list[tuple[int, int]]] | None = None
+        """Called before a sleep drops the weights: address and length of what it has to keep of them."""
         self._wake_timeout_s = wake_timeout_s
         self._graph_pool: Any = None
         self._renamed: dict[str, str] = {}
@@ -211,12 +213,14 @@ class Allocator:
     def suspend(self, level: int) -> None:
         """Puts everything to sleep as the engine does.
 
-        Weights are backed up at level 1 and dropped at level 2. Runtime state, graphs and other tags are
-        backed up at both. Raises SleepError, with everything awake as before, or with a report of what was
-        not released.
+        Weights are backed up at level 1. At level 2 they are dropped, but for what nobody would write again
+        (`kept_of_weights`). Runtime state, graphs and other tags are backed up at both. Raises SleepError,
+        with everything awake as before, or with a report of what was not released.
         """
+        drops = level == 2 and self.arena.state().get("weights") in ("awake", "undefined")
+        kept = self.kept_of_weights() if drops and self.kept_of_weights is not None else []
         with self.events.of("sleep") as event:
-            event.slept(self.arena.sleep(level, **self._take_group()))
+            event.slept(self.arena.sleep(level, kept=kept, **self._take_group()))
 
     def discard(self, tags: Sequence[str]) -> None:
         """Drops the memory and bytes of awake tags. Sleeping ones stay as they are.

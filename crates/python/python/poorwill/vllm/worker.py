@@ -27,6 +27,7 @@ from poorwill.vllm import (
     _connectors,
     _environment,
     _generations,
+    _hidden,
     _hooks,
     _offload,
     _peers,
@@ -37,6 +38,7 @@ from poorwill.vllm._budget import Envelope, gib
 from poorwill.vllm._communicators import Operation
 from poorwill.vllm._events import Event
 from poorwill.vllm._graphs import Graphs
+from poorwill.vllm._hidden import Hidden
 from poorwill.vllm._processes import this_process
 from poorwill.vllm._tensors import parameters, storages
 from poorwill.vllm._unwritten import Look, Unwritten
@@ -57,8 +59,9 @@ _LESS_OR_MORE = (
     "quantized model, or spread it over more GPUs"
 )
 
-# Most missing weights that are named.
+# Most missing weights that are named, and most kept tensors that a status lists.
 _NAMED = 3
+_KEPT_NAMED = 50
 
 # vLLM's message and error class where less memory is free after a sleep than before.
 _LESS_FREE = "Memory usage increased after sleeping."
@@ -86,6 +89,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         self._graphs: Graphs | None = None
         self._communicators = _communicators.find()
         self._unwritten = Unwritten()
+        # What the last sleep at level 2 has kept of the weights.
+        self._hidden: list[Hidden] = []
         # Lost ranges of the weights at the last check.
         self._lost: list[tuple[int, int]] = []
         # Whether this worker opened the allocator, instead of finding one that another engine uses.
@@ -130,8 +135,9 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         self._is_its_owner = self._allocator is not before
         if self._is_its_owner:
             # It outlives the worker and must not keep it alive.
-            expect = weakref.WeakMethod(self._expect_weights)
+            expect, keep = weakref.WeakMethod(self._expect_weights), weakref.WeakMethod(self._keep_hidden)
             self._allocator.when_dropped = lambda tags: _call(expect(), tags)
+            self._allocator.kept_of_weights = lambda: _call(keep()) or []
         arena = self._allocator.arena
         logger.info(
             "This worker sleeps with Poorwill %s: up to %s of %s for weights, state and KV cache",
@@ -299,6 +305,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             "undefined": allocator.undefined(),
             "unwritten": None if looked is None else self._as_dict(looked),
             "host_bytes": allocator.arena.stats().backup_bytes,
+            "kept_at_level2_bytes": sum(each.nbytes for each in self._hidden),
+            "kept_at_level2": [(each.name, each.nbytes) for each in self._hidden[:_KEPT_NAMED]],
             "unaccounted_bytes": allocator.events.unaccounted_bytes,
             "communicators": communicators,
             "cannot_hibernate": _communicators.cannot_hibernate(communicators),
@@ -368,6 +376,20 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
     def _models(self) -> list[Any]:
         drafting = getattr(_vllm.drafter(self.model_runner), "model", None)
         return [self.model_runner.model, *([drafting] if hasattr(drafting, "named_parameters") else [])]
+
+    def _keep_hidden(self) -> list[tuple[int, int]]:
+        """Before a sleep at level 2: what no update of the weights would write."""
+        models = self._models()
+        hidden = _hidden.find(models, self.allocator.ranges("weights"))
+        if {each.address for each in hidden} != {each.address for each in self._hidden}:
+            self._hidden = _hidden.named(models, hidden)
+            logger.info(
+                "A sleep at level 2 keeps %d tensors of %d bytes that are neither parameters nor buffers: %s",
+                len(hidden),
+                sum(each.nbytes for each in hidden),
+                ", ".join(each.name or "unnamed" for each in self._hidden[:_NAMED]),
+            )
+        return [(each.address, each.nbytes) for each in hidden]
 
     def _expect_weights(self, tags: list[str]) -> None:
         """After a wake that brought these tags back without their bytes."""
@@ -627,9 +649,8 @@ for _name in _vllm.touching:
     setattr(Worker, _name, _refusing(_name))
 
 
-def _call(method: Callable[[list[str]], None] | None, tags: list[str]) -> None:
-    if method is not None:
-        method(tags)
+def _call(method: Callable[..., Any] | None, *args: Any) -> Any:
+    return None if method is None else method(*args)
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
