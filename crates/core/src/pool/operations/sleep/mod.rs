@@ -62,10 +62,11 @@ impl Shared {
         let visited = state.tags().selected("prepare the sleep of", Chosen::by(request))?;
         let named = NamedBytes::of(request)?;
         let plan = state.plan_sleep(request.level, &visited, &named, self.counters())?;
-        let backed_up = |(tag, action): &(TagKey, _)| (*action == SleepAction::Backup).then_some(*tag);
-        let mut tags: BTreeSet<TagKey> = plan.tags.iter().filter_map(backed_up).collect();
-        tags.extend(plan.saves.iter().map(|save| save.tag));
-        let tags: Vec<TagKey> = tags.into_iter().collect();
+        let has_saves: BTreeSet<TagKey> = plan.saves.iter().map(|save| save.tag).collect();
+        let is_saved = |(tag, action): &&(TagKey, SleepAction)| {
+            *action == SleepAction::Backup || has_saves.contains(tag)
+        };
+        let tags: Vec<TagKey> = plan.tags.iter().filter(is_saved).map(|(tag, _)| *tag).collect();
         Ok((plan.saves, state.tags().names(&tags)))
     }
 
