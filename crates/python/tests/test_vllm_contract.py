@@ -13,9 +13,16 @@ from pathlib import Path
 
 import pytest
 from poorwill._contract import Found, Need
-from poorwill.vllm._generations import ALL, Vllm0_20
+from poorwill.vllm._generations import ALL, OFFERED, Vllm0_20, of
 from poorwill.vllm._offload import WRITING
-from poorwill.vllm._versions import CONTRACT, REGISTRY, TAGS, known, needs
+from poorwill.vllm._versions import (
+    CONTRACT,
+    REGISTRY,
+    TAGS,
+    extensions,
+    known,
+    needs,
+)
 from vllm_sources import sources_of, tags
 from vllm_sources.tree import MissingError, Tree
 from vllm_sources.versions import held
@@ -69,8 +76,13 @@ def problem(tree: Tree, need: Need) -> str | None:
 
 
 def test_all_that_a_hook_needs_is_there(tree: Tree, version: str) -> None:
+    # Without extension points, all of it is needed.
     wrong = {need.name: said for need in needs(version) if (said := problem(tree, need))}
     assert not wrong
+
+
+def test_no_release_has_an_extension_point_that_is_only_offered(tree: Tree) -> None:
+    assert not extensions(tree.found) & OFFERED
 
 
 def test_what_a_version_is_said_not_to_have_it_has_not(tree: Tree, version: str) -> None:
@@ -122,25 +134,19 @@ def test_there_is_a_policy_for_every_tag(found: list[tuple[str | None, str]], ve
     names = {tag for tag, _ in found}
     assert names >= {"weights", "kv_cache", "default"}
     later = {"runtime", "workspace", "cudagraph"}
-    assert names & later == (later if has_need(version, "vllm.device_allocator") else set())
+    assert names & later == (later if of(version).has_state_pool else set())
 
 
 def test_where_pools_for_state_are_is_known_by_a_name(
     found: list[tuple[str | None, str]], version: str
 ) -> None:
-    """Our worker looks for the names, and separates by itself what the others have in one pool."""
+    """Our worker separates by itself what the others have in one pool."""
     opening = {place.partition(":")[0] for tag, place in found if tag == "runtime"}
-    for module, name in {
-        "vllm.v1.worker.gpu_worker": "vllm.device_allocator",
-        "vllm.v1.worker.lora_model_runner_mixin": "vllm.v1.worker.lora_model_runner_mixin",
+    for module, has_pool in {
+        "vllm.v1.worker.gpu_worker": of(version).has_state_pool,
+        "vllm.v1.worker.lora_model_runner_mixin": of(version).has_adapter_pool,
     }.items():
-        assert (f"{module.replace('.', '/')}.py" in opening) == has_need(version, name), module
-
-
-def has_need(version: str, module: str) -> bool:
-    """Whether a module has to have a name by which our worker knows a pool."""
-    names = ("DEFERRABLE_TAGS", "get_mem_allocator_instance")
-    return any(need.qualname in names for need in needs(version, module))
+        assert (f"{module.replace('.', '/')}.py" in opening) == has_pool, module
 
 
 def test_a_planted_tag_is_found(tmp_path: Path) -> None:

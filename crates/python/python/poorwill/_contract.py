@@ -44,6 +44,8 @@ class Need:
     """First version that has it."""
     until: Version | None = None
     """First version without it again."""
+    unless: str | None = None
+    """The extension point (`Extension.name`) whose presence makes it needless."""
 
     @property
     def name(self) -> str:
@@ -90,6 +92,14 @@ class Found:
     kind: Kind
     parameters: tuple[inspect.Parameter, ...] = ()
     is_async: bool = False
+
+
+@dataclass(frozen=True)
+class Extension:
+    """An extension point that some builds of an engine have: used where all of its needs are met."""
+
+    name: str
+    needs: tuple[Need, ...]
 
 
 def in_module(module: str) -> Callable[..., Need]:

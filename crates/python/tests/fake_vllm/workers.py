@@ -73,6 +73,8 @@ class Vllm:
         cumem.CuMemAllocator.get_instance = staticmethod(_asked)
 
     def allocator(self) -> Any:
+        if self.minor >= 33:
+            return self.loader.module("vllm.device_allocator").get_mem_allocator_instance()
         return self.loader.module("vllm.device_allocator.cumem").CuMemAllocator.get_instance()
 
     def pool(self, tag: str) -> Any:

@@ -1,13 +1,15 @@
 """Differences between vLLM versions that concern an engine that sleeps: one adapter for each generation.
 
 An adapter stands for its version and those up to the next one here; a subclass inherits what it does not
-override. Only this module depends on the version. The contract (`_versions`) checks that a vLLM is what its
+override. `Extended` is that of a vLLM with extension points of `contrib/upstream/vllm`, whichever it has.
+Only this module depends on the version. The contract (`_versions`) checks that a vLLM is what its
 version says, and the tests check the adapters against each version's sources.
 """
 
+import contextlib
 import functools
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from poorwill._contract import Version
@@ -47,6 +49,22 @@ class Vllm0_20:
     """Whether `release_kv_cache_memory` can release the cache alone."""
 
     # The worker
+
+    def replaced(self) -> list[Any]:
+        """The modules in which our allocator takes the place of vLLM's."""
+        return [importlib.import_module("vllm.device_allocator.cumem")]
+
+    def put_allocator(self, allocator: Any) -> None:
+        """Has vLLM open its pools in our allocator, of this class."""
+        for cumem in self.replaced():
+            if cumem.CuMemAllocator is not allocator:
+                allocator.stock, cumem.CuMemAllocator = cumem.CuMemAllocator, allocator
+
+    def give_place_back(self, allocator: Any) -> None:
+        """The next engine of this process may use vLLM's own sleep."""
+        if allocator.stock is not None:
+            for cumem in self.replaced():
+                cumem.CuMemAllocator = allocator.stock
 
     def suspend(self, worker: Any, level: int) -> None:
         """Puts memory to sleep as the worker would, without its other steps."""
@@ -191,7 +209,21 @@ class Vllm0_33(Vllm0_32):
         return bool(request.kv_transfer_params)
 
 
+class Extended(Vllm0_33):
+    """0.33 with extension points that ours is named at, as far as it has them (`_versions.EXTENSIONS`)."""
+
+    def __init__(self, extensions: Iterable[str]) -> None:
+        self.extensions = frozenset(extensions)
+
+    def replaced(self) -> list[Any]:
+        # It asks the backend's class.
+        return [] if _versions.ALLOCATOR in self.extensions else super().replaced()
+
+
 Generation = Vllm0_20
+
+OFFERED = frozenset({_versions.ALLOCATOR})
+"""The extension points that an adapter is for."""
 
 ALL: Sequence[type[Generation]] = (
     *(Vllm0_20, Vllm0_21, Vllm0_25, Vllm0_26, Vllm0_27, Vllm0_29, Vllm0_30, Vllm0_31, Vllm0_32, Vllm0_33),
@@ -208,4 +240,11 @@ def of(version: str) -> Generation:
 
 def chosen() -> Generation:
     """The adapter for the vLLM of this process."""
-    return of(_versions.running())
+    adapter = of(_versions.running())
+    if isinstance(adapter, Vllm0_33):
+        # What says so has to be imported.
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module("vllm.device_allocator.sleep_mode_backend")
+        if found := _versions.extensions(_versions.imported) & OFFERED:
+            return Extended(found)
+    return adapter

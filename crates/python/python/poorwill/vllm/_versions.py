@@ -2,6 +2,7 @@
 
 `CONTRACT` lists what each hook needs (`poorwill._contract`), and `check` compares the running process's
 modules with it before any is replaced. A mismatch is refused at start, with the reason and a remedy.
+`EXTENSIONS` lists extension points in whose presence needs end, whichever version has them.
 
 Nothing here imports vLLM: it looks at modules that are imported already. The tests compare the same list
 with the sources of the versions in `TESTED`, by the same rule (`Need.problem`).
@@ -9,11 +10,11 @@ with the sources of the versions in `TESTED`, by the same rule (`Need.problem`).
 
 import importlib.metadata
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import ModuleType
 from typing import Any
 
-from poorwill._contract import Need, Version, dotted, find
+from poorwill._contract import Extension, Found, Need, Version, dotted, find
 from poorwill._contract import in_module as _in_module
 from poorwill._contract import release as _release
 from poorwill._contract import tuner_of as tuner_of
@@ -44,6 +45,11 @@ class UnsupportedVllmError(PoorwillError):
     """
 
 
+ALLOCATOR = "an allocator of the backend's own"
+ADAPTER_POOL = "a pool for adapters"
+REASONS = "refusals with a reason"
+"""Extension points, by `Extension.name`."""
+
 WITHOUT_SLEEP = "unset POORWILL_SLEEP_MODE or choose --sleep-mode-backend cumem"
 WITHOUT_OFFLOAD = "unset POORWILL_OFFLOAD"
 WITHOUT_TRITON = "unset POORWILL_TRITON"
@@ -62,12 +68,10 @@ def _contract() -> Iterator[Need]:
     need = _in_module("vllm.config.parallel")
     yield need("ParallelConfig.worker_cls", "field")
     need = _in_module("vllm.config.cache")
-    yield need("CacheConfig.gpu_memory_utilization", "field")
     yield need("CacheConfig.kv_cache_memory_bytes", "field")
     need = _in_module("vllm.config.model")
     yield need("ModelConfig.enable_sleep_mode", "field")
     yield need("ModelConfig.sleep_mode_backend", "field", since=REGISTRY)
-    yield need("ModelConfig.enable_cumem_allocator", "field", since=(0, 22, 0))
     yield need("ModelConfig.enable_nccl_comm_suspend", "field", since=(0, 30, 0))
     yield Need("vllm.config.vllm", "VllmConfig.use_cumem_cudagraph_pool", "field", since=(0, 32, 0))
 
@@ -97,17 +101,14 @@ def _contract() -> Iterator[Need]:
 
     # The allocator that ours replaces.
     need = _in_module("vllm.device_allocator.cumem")
-    yield need("cumem_available", "value")
-    yield need("CuMemAllocator.get_instance", "staticmethod", is_whole=True)
-    yield need("CuMemAllocator.instance", "value")
-    yield need("CuMemAllocator.default_tag", "value")
+    yield need("CuMemAllocator.get_instance", "staticmethod", is_whole=True, unless=ALLOCATOR)
+    yield need("CuMemAllocator.instance", "value", unless=ALLOCATOR)
+    yield need("CuMemAllocator.default_tag", "value", unless=ALLOCATOR)
 
-    # Pools for state and for LoRA's adapters, and their allocations in versions without pools.
-    need = _in_module("vllm.device_allocator")
-    yield need("DEFERRABLE_TAGS", "value", since=(0, 32, 0))
+    # Allocations of LoRA's adapters, in versions without a pool for them.
     need = _in_module("vllm.v1.worker.lora_model_runner_mixin")
-    yield need("LoRAModelRunnerMixin.load_lora_model", "method", "model", "vllm_config", "device")
-    yield need("get_mem_allocator_instance", "value", since=(0, 33, 0))
+    loading = ("model", "vllm_config", "device")
+    yield need("LoRAModelRunnerMixin.load_lora_model", "method", *loading, unless=ADAPTER_POOL)
 
     # The registry of backends.
     need = _in_module("vllm.device_allocator.sleep_mode_backend")
@@ -142,7 +143,6 @@ def _contract() -> Iterator[Need]:
     yield need("Worker.determine_available_memory", "method", is_whole=True)
     yield need("Worker.initialize_from_config", "method", "kv_cache_config", is_whole=True)
     yield need("Worker.compile_or_warm_up_model", "method", is_whole=True)
-    yield need("Worker.get_model", "method", is_whole=True)
     yield need("Worker.shutdown", "method", is_whole=True)
     for field in ("device", "model_runner", "init_snapshot", "requested_memory", "_sleep_saved_buffers"):
         yield need(f"Worker.{field}", "field")
@@ -170,7 +170,6 @@ def _contract() -> Iterator[Need]:
         yield need(function, "value", since=(0, 26, 0))
     # What the worker measures with, by the names that it is looked up by.
     yield need("MemorySnapshot", "value")
-    yield need("memory_profiling", "function", "baseline_snapshot", "weights_memory")
     yield need("request_memory", "function", "init_snapshot", "cache_config")
 
     # The communicators of a rank, and its memory that other ranks map.
@@ -213,7 +212,8 @@ def _contract() -> Iterator[Need]:
 
     # What the model runners load, make and draft with.
     for module in ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner"):
-        for name in ("load_lora_model", "get_kv_cache_spec", "max_num_reqs"):
+        yield Need(module, "GPUModelRunner.load_lora_model", "field", unless=ADAPTER_POOL)
+        for name in ("get_kv_cache_spec", "max_num_reqs"):
             yield Need(module, f"GPUModelRunner.{name}", "field")
     need = _in_module("vllm.v1.worker.gpu_model_runner")
     yield need("GPUModelRunner.drafter", "field")
@@ -228,7 +228,7 @@ def _contract() -> Iterator[Need]:
     yield need("MemorySnapshot.measure", "method", is_whole=True)
     for field in (
         *("free_memory", "total_memory", "cuda_memory", "torch_memory", "non_torch_memory"),
-        *("torch_peak", "device_"),
+        "device_",
     ):
         yield need(f"MemorySnapshot.{field}", "field")
     for module in ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner"):
@@ -260,7 +260,7 @@ def _contract() -> Iterator[Need]:
         yield need(f"EngineCore.{field}", "field")
     # How a request is refused in a process of its own.
     refusal = ("req_ids", "client_index")
-    yield need("EngineCoreProc._send_error_outputs_to_client", "method", *refusal)
+    yield need("EngineCoreProc._send_error_outputs_to_client", "method", *refusal, unless=REASONS)
     yield need(
         "EngineCoreProc._send_finish_outputs_to_client",
         *("method", *refusal, "finish_reason", "error"),
@@ -356,9 +356,8 @@ def _offload_contract() -> Iterator[Need]:
     yield need("_CpuParamOffloader._offload_to_cpu_internal", "method", is_whole=True)
     yield need("_CpuParamOffloader._update_cpu_storage_from_param", "method", is_whole=True)
     yield need("_CpuParamOffloader.sync_cpu_storage", "method", is_whole=True)
-    yield need("_CpuParamOffloader.assign_static_buffer", "method", "gpu_buffer", is_whole=True)
     yield need("_CpuParamOffloader._param", "value")
-    for field in ("_cpu_storage", "_gpu_buffer", "_param_name", "_param_deleted", "offloaded_bytes"):
+    for field in ("_cpu_storage", "_gpu_buffer", "_param_deleted", "offloaded_bytes"):
         yield need(f"_CpuParamOffloader.{field}", "field")
 
     # Where parameters are moved to the device, changed, and moved back.
@@ -388,6 +387,18 @@ def _triton_contract() -> Iterator[Need]:
         need = _in_module(f"{package}.chunk_o")
         yield need("chunk_fwd_kernel_o", "kernel", "q", "K", "BT", "BK", "BV", **span)
 
+
+def _extensions() -> Iterator[Extension]:
+    need = _in_module("vllm.device_allocator.sleep_mode_backend")
+    yield Extension(ALLOCATOR, (need("SleepModeBackend.allocator", "classmethod", is_whole=True),))
+    # In vLLM itself since 0.33.
+    need = _in_module("vllm.v1.worker.lora_model_runner_mixin")
+    yield Extension(ADAPTER_POOL, (need("get_mem_allocator_instance", "value"),))
+    need = _in_module("vllm.v1.engine.core")
+    yield Extension(REASONS, (need("RequestError", "value"),))
+
+
+EXTENSIONS: tuple[Extension, ...] = (*_extensions(),)
 
 CONTRACT: tuple[Need, ...] = (*_contract(), *_offload_contract(), *_triton_contract())
 
@@ -426,10 +437,41 @@ def running() -> str:
         return "unknown"
 
 
-def needs(version: str, module: str | None = None, instead: str = WITHOUT_SLEEP) -> list[Need]:
-    """The needs of this version, or of one of its modules."""
+def extensions(find: Callable[[Need], Found]) -> frozenset[str]:
+    """The extension points of a vLLM, by name.
+
+    `find` looks for a need, and raises AttributeError or LookupError where there is nothing of it.
+    """
+
+    def is_met(need: Need) -> bool:
+        try:
+            return need.problem(find(need)) is None
+        except (AttributeError, LookupError, TypeError, ValueError):
+            return False
+
+    return frozenset(each.name for each in EXTENSIONS if all(map(is_met, each.needs)))
+
+
+def imported(need: Need) -> Found:
+    """What this process has of a need, for `extensions`: of a module that is imported already."""
+    return find(sys.modules[need.module], need)
+
+
+def needs(
+    version: str,
+    module: str | None = None,
+    instead: str = WITHOUT_SLEEP,
+    extended: Collection[str] = (),
+) -> list[Need]:
+    """The needs of this version, or of one of its modules, where it has these extension points."""
     release = known(version, instead)
-    return [need for need in CONTRACT if module in (None, need.module) and need.concerns(release)]
+    every = (*CONTRACT, *(need for each in EXTENSIONS if each.name in extended for need in each.needs))
+    concerned = {
+        need.name: need
+        for need in every
+        if module in (None, need.module) and need.concerns(release) and need.unless not in extended
+    }
+    return list(concerned.values())
 
 
 def check(version: str, module: ModuleType, instead: str = WITHOUT_SLEEP) -> None:
@@ -437,7 +479,7 @@ def check(version: str, module: ModuleType, instead: str = WITHOUT_SLEEP) -> Non
 
     Call it before anything of the module is replaced. Without needs only the version is checked.
     """
-    for need in needs(version, module.__name__, instead):
+    for need in needs(version, module.__name__, instead, extensions(imported)):
         try:
             found = find(module, need)
         except AttributeError:

@@ -1,6 +1,7 @@
 """The sleep-mode backend `poorwill`, for vLLM's registry of backends (0.25 and later).
 
-It uses the allocator of the worker's pools, as vLLM's own backend does.
+It uses the allocator of the worker's pools, as vLLM's own backend does. A vLLM that asks for a backend's
+allocator gets it from here; in any other the worker puts it in the place of vLLM's.
 """
 
 import importlib
@@ -46,6 +47,11 @@ class Backend(_stock.SleepModeBackend):  # type: ignore[misc]
 
     def _look(self) -> None:
         self._state = "SUSPENDED" if Allocator.get_instance().sleeping() else "RUNNING"
+
+    @classmethod
+    def allocator(cls) -> Allocator:
+        """The process's allocator, whose pools it puts to sleep."""
+        return Allocator.get_instance()
 
     @classmethod
     def is_supported(cls) -> bool:

@@ -47,7 +47,6 @@ from poorwill.vllm.allocator import Allocator
 
 gpu_worker: Any = importlib.import_module("vllm.v1.worker.gpu_worker")
 _memory: Any = importlib.import_module("vllm.utils.mem_utils")
-_cumem: Any = importlib.import_module("vllm.device_allocator.cumem")
 torch: Any = importlib.import_module("torch")
 logger: Any = importlib.import_module("vllm.logger").init_logger("vllm.poorwill")
 
@@ -74,7 +73,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _hooks.refuse()
-        for module in (_memory, _cumem):
+        for module in (_memory, *_vllm.replaced()):
             _versions.check(_versions.running(), module)
         # A spawned process has decided nothing itself, and configures drafters.
         _platform.note_chosen()
@@ -106,13 +105,12 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             # What an earlier engine left is freed before vLLM measures.
             Allocator.instance.settle()
         # From now on vLLM's allocator is ours.
-        if _cumem.CuMemAllocator is not Allocator:
-            Allocator.stock, _cumem.CuMemAllocator = _cumem.CuMemAllocator, Allocator
+        _vllm.put_allocator(Allocator)
         try:
             self._open()
         except BaseException:
             if Allocator.instance is None:
-                self._give_place_back()
+                _vllm.give_place_back(Allocator)
             raise
 
     def _open(self) -> None:
@@ -215,13 +213,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             super().shutdown()
         finally:
             if self._is_its_owner and self._allocator is Allocator.instance:
-                self._give_place_back()
-
-    @staticmethod
-    def _give_place_back() -> None:
-        """The next engine of this process may use vLLM's own sleep."""
-        if Allocator.stock is not None:
-            _cumem.CuMemAllocator = Allocator.stock
+                _vllm.give_place_back(Allocator)
 
     # Sleeping and waking
 
