@@ -65,7 +65,9 @@ def test_the_page_says_how_many_rows_are_left(sources: Path) -> None:
 
 
 def test_the_page_says_how_large_each_patch_is(tmp_path: Path) -> None:
-    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in README.splitlines() if ".patch" in line]
+    table = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in README.splitlines() if ".patch" in line
+    ]
     stock = sources_of(VERSION)
     all_rows = rows(stock)
     found = []

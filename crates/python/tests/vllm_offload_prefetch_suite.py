@@ -37,7 +37,7 @@ def made(vllm: Vllm, layers: list[Any], step: int = 1, group: int = 1, **setting
 
 
 def hosts(offloader: Any) -> list[Any]:
-    return [each._cpu_storage for each in offloader._parameters()]
+    return [each.host for each in offloader.weights()]
 
 
 @pytest.mark.parametrize(("count", "step"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3), (2, 4), (7, 4)])
@@ -108,7 +108,7 @@ def test_only_what_is_meant_is_offloaded(vllm: Vllm, said: Said) -> None:
     layers = [Layer(number) for number in range(4)]
     offloader = made(vllm, layers, group=2, offload_params={"experts.w2_weight", "mlp.w1"})
     offloader.post_init()
-    assert [layer.module for layer in offloader.module_offloaders] == [layers[1], layers[3]]
+    assert [layer.module for layer in offloader.layers] == [layers[1], layers[3]]
     assert offloader.host_bytes == 2 * SIZES["experts.w2_weight"]
     assert forward(layers) == [expected(number) for number in range(4)]
     text = said()

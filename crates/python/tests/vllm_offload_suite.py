@@ -55,7 +55,7 @@ def test_without_the_switch_nothing_is_touched(
         monkeypatch.setenv("POORWILL_OFFLOAD", value)
     with offloaders.installed(version) as vllm:
         assert type(vllm.make(cpu_offload_gb=1)) is vllm.module(f"{OFFLOADER}.uva").UVAOffloader
-        hooked = [vllm.base.create_offloader, vllm.base.should_pin_memory]
+        hooked = [vllm.base.create_offloader]
         hooked += [vllm.module(offloaders.LOADING).device_loading_context]
         hooked += [vllm.module(WORKER).Worker.wake_up, vllm.module(WORKER).Worker.reload_weights]
         assert not any("poorwill" in (each.__module__ or "") for each in hooked)
@@ -71,8 +71,6 @@ def test_ours_are_vllms_with_the_same_arguments(
         places = [vllm.base, vllm.module(OFFLOADER), vllm.module(RUNNER)]
         places += [vllm.module(OTHER_RUNNER)] if vllm.has_prefix else []
         assert {each.create_offloader for each in places} == {ours(vllm).create_offloader}
-        places = [vllm.base, vllm.module(f"{OFFLOADER}.uva"), vllm.module(f"{OFFLOADER}.prefetch")]
-        assert {each.should_pin_memory for each in places} == {ours(vllm).should_pin_memory}
         uva = vllm.make(cpu_offload_gb=0.5, cpu_offload_params={"w2_weight"})
         assert isinstance(uva, vllm.module(f"{OFFLOADER}.uva").UVAOffloader)
         assert (uva.cpu_offload_max_bytes, uva.cpu_offload_params) == (GIB // 2, {"w2_weight"})
@@ -130,13 +128,13 @@ def test_what_does_not_fit_is_refused_and_no_offloader_of_vllms_made(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with offloaders.installed(version) as vllm:
-        uva = vllm.module(f"{OFFLOADER}.uva")
-        del uva.UVAOffloader._maybe_offload_to_cpu
+        operators = vllm.module(f"{OFFLOADER}.prefetch_ops")
+        del operators._wait_prefetch_impl
         monkeypatch.setenv("POORWILL_OFFLOAD", "1")
         vllm.module("poorwill.vllm").register()
         with pytest.raises(poorwill.PoorwillError) as refused:
             vllm.make(cpu_offload_gb=1)
-    assert f"{OFFLOADER}.uva.UVAOffloader._maybe_offload_to_cpu is missing" in str(refused.value)
+    assert f"{OFFLOADER}.prefetch_ops._wait_prefetch_impl is missing" in str(refused.value)
     assert f"vLLM {version}" in str(refused.value)
 
 
@@ -145,7 +143,7 @@ def test_an_unknown_offloader_is_refused(vllm: Vllm) -> None:
         def wrap_modules(self, modules_generator: Any, prefix: str = "") -> Any:
             return list(modules_generator)
 
-    ours(vllm)._stock["create_offloader"] = lambda config: Other()
+    ours(vllm)._stock = lambda config: Other()
     with pytest.raises(poorwill.PoorwillError, match="vLLM has made a Other"):
         vllm.make(cpu_offload_gb=1)
 
@@ -330,7 +328,7 @@ def test_what_has_no_memory_yet_is_offloaded_when_it_has(vllm: Vllm) -> None:
 
 
 @pytest.mark.parametrize("switches", [(NO_UVA,), (NO_PIN,), ("POORWILL_DISABLE_PIN",), (NO_UVA, NO_PIN)])
-def test_where_the_gpu_must_not_read_it_vllms_forward_copies_it_in(
+def test_where_the_gpu_must_not_read_it_a_forward_copies_it_in(
     vllm: Vllm, switches: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     for name in switches:

@@ -186,7 +186,7 @@ def test_what_is_read_in_place_compiles(vllm: Vllm) -> None:
 
 
 @pytest.mark.parametrize("switches", [(NO_UVA,), (NO_UVA, NO_PIN), ("POORWILL_DISABLE_PIN",)])
-def test_what_is_copied_in_is_copied_by_vllms_forward(
+def test_what_is_copied_in_is_copied_by_a_forward_around_it(
     vllm: Vllm, switches: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in switches:
@@ -195,12 +195,8 @@ def test_what_is_copied_in_is_copied_by_vllms_forward(
     model = Model(offloader.wrap_modules)
     offloader.post_init()
     assert not offloader.uva_offloading
-    assert {layer.forward.__qualname__ for layer in model.layers} == {
-        "UVAOffloader._maybe_offload_to_cpu.<locals>.forward"
-    }
-    # Nothing is left of what that was done with.
-    assert not any("named_parameters" in layer.__dict__ for layer in model.layers)
-    assert "bait" not in dict(model.named_parameters())
+    assert {each.device.type for each in model.parameters()} == {"cpu"}
+    assert all("forward" in layer.__dict__ for layer in model.layers)
     for _ in range(2):
         assert torch.equal(run(model), right())
 

@@ -144,6 +144,7 @@ OFFLOAD_HOOKS = (
     OffloadHook(_OFFLOADER, "poorwill.vllm._offload", "install_names"),
     OffloadHook(f"{_OFFLOADER}.uva", "poorwill.vllm._offload", "install_names"),
     OffloadHook(f"{_OFFLOADER}.prefetch", "poorwill.vllm._offload", "install_names"),
+    OffloadHook(f"{_OFFLOADER}.prefetch_ops", "poorwill.vllm._offload", "install_names"),
     OffloadHook("vllm.v1.worker.gpu_model_runner", "poorwill.vllm._offload", "install_names", False),
     OffloadHook("vllm.v1.worker.gpu.model_runner", "poorwill.vllm._offload", "install_names", False),
     OffloadHook("vllm.model_executor.model_loader.utils", "poorwill.vllm._offload", "install_loading"),

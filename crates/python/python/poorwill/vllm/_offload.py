@@ -1,7 +1,8 @@
 """Offloaded weights in Poorwill's host memory: how our offloaders replace vLLM's.
 
 With `POORWILL_OFFLOAD=1`, `create_offloader` returns our class for vLLM's (`_offload_uva`,
-`_offload_prefetch`). Two more hooks act only for our offloaders. One is where vLLM moves parameters to the
+`_offload_prefetch`), of which ours need no more than the base class of all offloaders. Where vLLM has a
+registry of them, ours are in it. Two more hooks act only for our offloaders. One is where vLLM moves parameters to the
 device to change them and back. The other is where a worker rewrites weights or wakes. Nothing here imports
 vLLM or PyTorch before vLLM does.
 """
@@ -9,9 +10,8 @@ vLLM or PyTorch before vLLM does.
 import contextlib
 import functools
 import importlib
-import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -30,8 +30,9 @@ WRITING = (
 """Methods of the worker that rewrite weights; not every version has all."""
 
 _refusals: list[UnsupportedVllmError] = []
-# vLLM's functions that ours replaced, by name.
-_stock: dict[str, Callable[..., Any]] = {}
+_CREATES = "create_offloader"
+# vLLM's function of that name, which ours replaced.
+_stock: Any = None
 
 
 def refuse(refusal: UnsupportedVllmError) -> None:
@@ -43,22 +44,21 @@ def refuse(refusal: UnsupportedVllmError) -> None:
 
 
 def install_base(module: ModuleType) -> None:
-    """Replaces the functions that `vllm.model_executor.offloader.base` defines."""
-    for name, ours in _OURS.items():
-        found = getattr(module, name, None)
-        if found is None:
-            # vLLM's own error, which callers expect.
-            raise _refusals[-1]
-        if found is not ours:
-            _stock[name] = found
-            setattr(module, name, ours)
+    """Has the function that makes an offloader, in `vllm.model_executor.offloader.base`, make ours."""
+    global _stock
+    found = getattr(module, _CREATES, None)
+    if found is None:
+        # vLLM's own error, which callers expect.
+        raise _refusals[-1]
+    if found is not create_offloader:
+        _stock = found
+        setattr(module, _CREATES, create_offloader)
 
 
 def install_names(module: ModuleType) -> None:
-    """Replaces them where they were imported by name."""
-    for name, ours in _OURS.items():
-        if name in _stock and getattr(module, name, None) is _stock[name]:
-            setattr(module, name, ours)
+    """The same where it was imported by name. Other modules are only checked."""
+    if _stock is not None and getattr(module, _CREATES, None) is _stock:
+        setattr(module, _CREATES, create_offloader)
 
 
 def install_loading(module: ModuleType) -> None:
@@ -125,27 +125,13 @@ def create_offloader(offload_config: Any) -> Any:
     Raises ValueError for an unreadable switch, and ConfigurationError without an NVIDIA GPU. Raises
     UnsupportedVllmError for an unfit vLLM.
     """
-    stock = _stock["create_offloader"]
     if not _environment.wants_offload():
-        return stock(offload_config)
-    _versions.known(_versions.running(), _versions.WITHOUT_OFFLOAD)
-    # Checks the hooks that are installed later.
-    importlib.import_module("vllm.model_executor.model_loader.utils")
-    if _refusals:
-        raise _refusals[0]
-    made = stock(offload_config)
+        return _stock(offload_config)
+    _refuse_vllm()
+    made = _stock(offload_config)
     base = importlib.import_module(f"{OFFLOADER}.base")
     if type(made) is base.NoopOffloader:
         return made
-    platform = importlib.import_module("vllm.platforms").current_platform
-    if not platform.is_cuda():
-        raise ConfigurationError(
-            f"{_environment.OFFLOAD}=1 offloads weights of NVIDIA's GPUs, and this vLLM runs on "
-            f"{platform.device_name}: unset it for vLLM's own offloading"
-        )
-    # Errors in the settings come before anything is loaded.
-    _environment.read()
-    offload.policy()
     kind = type(made).__name__
     if type(made) is importlib.import_module(f"{OFFLOADER}.uva").UVAOffloader:
         return importlib.import_module("poorwill.vllm._offload_uva").UvaOffloader(
@@ -161,15 +147,30 @@ def create_offloader(offload_config: Any) -> Any:
     )
 
 
-def should_pin_memory() -> bool:
-    """vLLM's answer and ours: our switch counts here, too. vLLM asks before each copy."""
-    return bool(_stock["should_pin_memory"]()) and os.environ.get("POORWILL_DISABLE_PIN") != "1"
+def refuse_unfit() -> None:
+    """Raises an error for what no offloader of ours can be made in, before anything is loaded."""
+    _refuse_vllm()
+    platform = importlib.import_module("vllm.platforms").current_platform
+    if not platform.is_cuda():
+        raise ConfigurationError(
+            f"{_environment.OFFLOAD}=1 offloads weights of NVIDIA's GPUs, and this vLLM runs on "
+            f"{platform.device_name}: unset it for vLLM's own offloading"
+        )
+    _environment.read()
+    offload.policy()
 
 
-_OURS: dict[str, Callable[..., Any]] = {
-    "create_offloader": create_offloader,
-    "should_pin_memory": should_pin_memory,
-}
+def _refuse_vllm() -> None:
+    _versions.known(_versions.running(), _versions.WITHOUT_OFFLOAD)
+    # Checks the hooks that are installed later.
+    importlib.import_module("vllm.model_executor.model_loader.utils")
+    if _refusals:
+        raise _refusals[0]
+
+
+def stood_for(module: str, name: str) -> Any:
+    """The base class of ours: vLLM's own class, of which nothing is used, since some models look for it."""
+    return getattr(importlib.import_module(f"{OFFLOADER}.{module}"), name)
 
 
 # What others ask

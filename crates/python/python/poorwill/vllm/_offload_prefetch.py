@@ -1,50 +1,37 @@
-"""vLLM's prefetching offloader with our host memory: `--offload-backend prefetch`.
+"""A prefetching offloader with our host memory: `--offload-backend prefetch`.
 
-vLLM decides which layers are offloaded, and owns the GPU buffers, copies and waits. We own the memory that
-is copied from. It has exactly the weights' current size, is page-locked as the switches say, and takes
-rewritten weights.
+Layers, groups and steps are meant as vLLM means them, and its operators (`wait_prefetch`, `start_prefetch`)
+call it, so that compiling and CUDA graphs know it. The rest is ours: host memory of exactly the weights'
+current size, page-locked as the switches say; buffers on the GPU, which the parameters are while the engine
+runs; copies ahead of their use; and rewritten weights.
 """
 
 import contextlib
 import importlib
-import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from poorwill import offload
 from poorwill._native import PoorwillError
 from poorwill.offload._layout import Layout, flat_bytes
 from poorwill.offload._plans import Selection, next_of
-from poorwill.vllm import _offload_memory
+from poorwill.vllm import _offload, _offload_memory
 from poorwill.vllm._offload_memory import gib, listed
 
-_prefetch: Any = importlib.import_module("vllm.model_executor.offloader.prefetch")
+_base: Any = importlib.import_module("vllm.model_executor.offloader.base")
+# It registers the operators.
+importlib.import_module("vllm.model_executor.offloader.prefetch_ops")
 torch: Any = importlib.import_module("torch")
 logger: Any = _offload_memory.logger()
-
-MODE = "poorwill"
-"""vLLM's name of a storage mode; its own is `cpu`."""
-
-
-def _source_of(function: Any) -> str:
-    try:
-        return inspect.getsource(function)
-    except OSError:
-        return ""
-
-
-# How versions count that `_start_prefetch` has to correct.
-_GOES_ROUND = "(index + self.prefetch_step) % len(self.module_offloaders)" in _source_of(
-    _prefetch.PrefetchOffloader._hook_module_forward
-)
 
 _LOWER = "raise --offload-group-size or lower --offload-num-in-group"
 
 
-class PrefetchOffloader(_prefetch.PrefetchOffloader):  # type: ignore[misc]
-    """vLLM's class, so that models which look for it find it."""
+class PrefetchOffloader(_offload.stood_for("prefetch", "PrefetchOffloader")):  # type: ignore[misc]
+    """Takes layers, and copies each to its buffers while those before it run."""
 
     is_poorwills = True
+    hooks_forward = True
 
     def __init__(
         self,
@@ -54,32 +41,56 @@ class PrefetchOffloader(_prefetch.PrefetchOffloader):  # type: ignore[misc]
         offload_params: set[str] | None = None,
         mode: str = "cpu",
     ) -> None:
-        super().__init__(group_size, num_in_group, prefetch_step, offload_params, mode)
-        self._selection = Selection.of(sorted(self.offload_params))
+        _offload.refuse_unfit()
         if mode != "cpu":
             raise PoorwillError(
                 f"vLLM prefetches in the mode {mode!r}, and poorwill knows 'cpu': unset POORWILL_OFFLOAD"
             )
-        self.mode = MODE
+        self.group_size = group_size
+        self.num_in_group = num_in_group
+        self.prefetch_step = prefetch_step
+        self.offload_params = offload_params or set()
+        self.layers: list[_Layer] = []
+        self._selection = Selection.of(sorted(self.offload_params))
+        self._stream = torch.cuda.Stream()
+        self._has_buffers = False
         self._writers = 0
 
     @property
     def host_bytes(self) -> int:
         """Host memory that it has."""
-        storages = [each.host_storage for each in self._parameters() if each.host_storage is not None]
+        storages = [each.host.untyped_storage() for each in self.weights() if each.host is not None]
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
-    def _parameters(self) -> Iterator["ParameterInHost"]:
-        for layer in self.module_offloaders:
-            yield from layer._param_offloaders.values()
+    def weights(self) -> Iterator["Weight"]:
+        """All that are offloaded."""
+        for layer in self.layers:
+            yield from layer.weights
 
     # Building and loading the model
 
-    def wrap_modules(self, modules_generator: Any, *args: Any, **kwargs: Any) -> Any:
-        with _Layers(self) as layers:
-            modules = super().wrap_modules(layers.looked_at(modules_generator), *args, **kwargs)
-        layers.refuse_untied(self._parameters())
-        if not self.module_offloaders:
+    def wrap_modules(self, modules_generator: Any, prefix: str = "") -> list[Any]:
+        """Takes the last `num_in_group` of each `group_size` layers, one before the next is built."""
+        if self.layers:
+            raise PoorwillError("vLLM has given its prefetching offloader a second row of layers")
+        modules, shared = [], _Shared(self)
+        for number, module in enumerate(modules_generator):
+            modules.append(module)
+            shared.look_at(number, module)
+            if number % self.group_size < self.group_size - self.num_in_group:
+                continue
+            names = [
+                name
+                for name, _ in module.named_parameters()
+                if self._selection.has(f"{prefix}.{name}" if prefix else name)
+            ]
+            if names:
+                weights = [Weight(module, name, shared) for name in names]
+                self.layers.append(_Layer(module, weights, self._stream))
+        shared.refuse_untied(self.weights())
+        for index, layer in enumerate(self.layers):
+            self._put_forward_around(index, layer.module)
+        if not self.layers:
             logger.warning(
                 "Nothing is offloaded: of %d layers, --offload-group-size %d, --offload-num-in-group %d and "
                 "--offload-params %s mean none",
@@ -88,6 +99,24 @@ class PrefetchOffloader(_prefetch.PrefetchOffloader):  # type: ignore[misc]
             )
         return modules
 
+    def _put_forward_around(self, index: int, module: Any) -> None:
+        """Waits for a layer's weights before it runs, and has the next of its buffers copied after it.
+
+        The operators are said to change what they are given, so that a compiler keeps their order.
+        """
+        inner = module.forward
+        following = next_of(index, len(self.layers), self.prefetch_step)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            module.forward = inner
+            torch.ops.vllm.wait_prefetch(args[0] if args else kwargs.get("hidden_states"), index)
+            output = inner(*args, **kwargs)
+            torch.ops.vllm.start_prefetch(output[0] if isinstance(output, tuple) else output, following)
+            module.forward = forward
+            return output
+
+        module.forward = forward
+
     @contextlib.contextmanager
     def loading(self, module: Any, target_device: Any) -> Iterator[None]:
         """Around a change of a module's parameters on the device.
@@ -95,49 +124,64 @@ class PrefetchOffloader(_prefetch.PrefetchOffloader):  # type: ignore[misc]
         Afterwards they are copied back into their host memory, or into memory of their new size.
         """
         inside = {id(parameter) for parameter in module.parameters()}
-        ours = [each for each in self._parameters() if id(each.parameter) in inside and each.is_at_rest]
+        ours = [each for each in self.weights() if id(each.parameter) in inside and each.is_at_rest]
         for each in ours:
             # vLLM would copy what it sees on the CPU to memory of its own.
             each.parameter.data = each.parameter.data.to(target_device)
         yield
         for each in ours:
-            each.sync_cpu_storage()
+            each.settle()
 
     def post_init(self) -> None:
-        super().post_init()
+        """After the model is loaded: makes the buffers, and copies the first layers into them."""
+        for layer in self.layers:
+            layer.settle()
+        buffers: dict[Any, Any] = {}
+        for index, layer in enumerate(self.layers):
+            for each in layer.weights:
+                layout = (tuple(each.host.shape), each.host.stride())
+                # Weights of one name share buffers, and those of one layer do not.
+                key = (index % self.prefetch_step, each.name, *layout, each.host.dtype)
+                if key not in buffers:
+                    buffers[key] = torch.empty_strided(*layout, dtype=each.host.dtype, device=layer.device)
+                each.buffer = each.parameter.data = buffers[key]
+        self._has_buffers = True
+        self.refill()
         self._tell()
 
     def _tell(self) -> None:
-        names = [each.name for layer in self.module_offloaders for each in layer._param_offloaders.values()]
+        names = [each.name for each in self.weights()]
         unmatched = self._selection.unmatched(names)
-        if unmatched and self.module_offloaders:
+        if unmatched and self.layers:
             logger.warning(
                 "--offload-params: no layer that is offloaded has a parameter called %s, so nothing is "
                 "offloaded for %s; offloaded are %s",
                 *(", ".join(unmatched), "it" if len(unmatched) == 1 else "them"),
                 listed(list(dict.fromkeys(names))),
             )
-        if self.module_offloaders:
+        if self.layers:
             logger.info(
                 "Weights in Poorwill's host memory: %s of %d layers, %s ahead of their use",
-                *(gib(self.host_bytes), len(self.module_offloaders)),
-                _offload_memory.kind(_prefetch.should_pin_memory()),
+                *(gib(self.host_bytes), len(self.layers)),
+                _offload_memory.kind(_is_pinned()),
             )
 
     # While the engine runs
 
-    def _start_prefetch(self, layer_idx: int) -> None:
-        """Copies a layer's weights into its buffers.
+    def _wait_for_layer(self, layer_idx: int) -> None:
+        self.layers[layer_idx].wait()
 
-        Some versions request the layer `prefetch_step` ahead, modulo the number of layers. The latest may so
-        overwrite a layer that is still to be computed. The right one is the next layer of the same buffers,
-        or their first.
-        """
-        if _GOES_ROUND:
-            layers = len(self.module_offloaders)
-            done = (layer_idx - self.prefetch_step) % layers
-            layer_idx = next_of(done, layers, self.prefetch_step)
-        super()._start_prefetch(layer_idx)
+    def _start_prefetch(self, layer_idx: int) -> None:
+        self.layers[layer_idx].start()
+
+    def sync_prev_onload(self) -> None:
+        """Before a graph is captured or replayed: waits for all copies."""
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    def join_after_forward(self) -> None:
+        """At the end of a capture: waits for the copies that were started in it."""
+        for layer in self.layers:
+            layer.join()
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
@@ -147,12 +191,12 @@ class PrefetchOffloader(_prefetch.PrefetchOffloader):  # type: ignore[misc]
         the buffers the new bytes would be lost with the next copy.
         """
         # Those with buffers. A reload replaces parameters for a while.
-        ours = [each for each in self._parameters() if each._gpu_buffer is not None]
+        ours = [each for each in self.weights() if each.buffer is not None]
         if not ours or self._writers:
             yield
             return
         # Nothing is copied while it is written.
-        self.copy_stream.synchronize()
+        self._stream.synchronize()
         self._writers += 1
         try:
             for each in ours:
@@ -161,7 +205,7 @@ class PrefetchOffloader(_prefetch.PrefetchOffloader):  # type: ignore[misc]
         finally:
             self._writers -= 1
             for each in ours:
-                each.parameter.data = each._gpu_buffer
+                each.parameter.data = each.buffer
             self.refill()
 
     def refill(self) -> None:
@@ -169,15 +213,62 @@ class PrefetchOffloader(_prefetch.PrefetchOffloader):  # type: ignore[misc]
 
         Needed when buffers are back after a sleep, or when weights changed.
         """
-        if self.buffer_pool is not None:
-            for layer in self.module_offloaders[: self.prefetch_step]:
-                layer.start_onload_to_static()
+        if self._has_buffers:
+            for layer in self.layers[: self.prefetch_step]:
+                layer.start()
 
 
-class _Layers:
-    """What is shared between layers, collected while vLLM visits one after the other."""
+class _Layer:
+    """A layer with weights in host memory, and the copies to its buffers."""
 
-    current: "_Layers | None" = None
+    def __init__(self, module: Any, weights: Sequence["Weight"], stream: Any) -> None:
+        self.module = module
+        self.weights = list(weights)
+        self.device = weights[0].home
+        self._stream = stream
+        self._copied = torch.cuda.Event()
+        # An event that a capture has recorded is none outside of it.
+        self._was_copied_at_once = False
+        # Whether the capture in progress started a copy that it has not waited for.
+        self._is_to_join = False
+
+    def settle(self) -> None:
+        """Has its weights' current bytes in host memory, without those that are gone."""
+        for each in self.weights:
+            each.settle()
+        self.weights = [each for each in self.weights if each.host is not None]
+
+    def start(self) -> None:
+        """Starts to copy it, behind what uses its buffers now."""
+        is_capturing = torch.cuda.is_current_stream_capturing()
+        before = torch.cuda.Event()
+        torch.cuda.current_stream().record_event(before)
+        self._stream.wait_event(before)
+        with torch.cuda.stream(self._stream):
+            for each in self.weights:
+                each.buffer.copy_(each.host, non_blocking=True)
+        self._copied.record(self._stream)
+        self._was_copied_at_once, self._is_to_join = not is_capturing, is_capturing
+
+    def wait(self) -> None:
+        """Has the current stream wait for the copy."""
+        if torch.cuda.is_current_stream_capturing():
+            # What was started before the capture has ended (`sync_prev_onload`).
+            self.join()
+        elif self._was_copied_at_once:
+            torch.cuda.current_stream().wait_event(self._copied)
+        else:
+            torch.cuda.current_stream().wait_stream(self._stream)
+
+    def join(self) -> None:
+        """The same in a capture, for a copy that it has started."""
+        if self._is_to_join:
+            torch.cuda.current_stream().wait_event(self._copied)
+            self._is_to_join = False
+
+
+class _Shared:
+    """What is shared between layers, collected while vLLM builds one after the other."""
 
     def __init__(self, offloader: PrefetchOffloader) -> None:
         self._offloader = offloader
@@ -191,23 +282,14 @@ class _Layers:
         self._tied: list[list[Any]] = []
         self._taken: dict[int, Any] = {}
 
-    def __enter__(self) -> "_Layers":
-        _Layers.current = self
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _Layers.current = None
-
-    def looked_at(self, modules: Iterator[Any]) -> Iterator[Any]:
-        """Yields the modules. Raises PoorwillError for one that shares a parameter with an offloaded one."""
-        for number, module in enumerate(modules):
-            self._number = number
-            for name, parameter in module.named_parameters(prefix=f"#{number}"):
-                if self._names.setdefault(id(parameter), name) != name:
-                    self._others[id(parameter)] = name
-                    if id(parameter) in self._taken:
-                        self._refuse_tied(parameter)
-            yield module
+    def look_at(self, number: int, module: Any) -> None:
+        """Raises PoorwillError for a module that shares a parameter with an offloaded one."""
+        self._number = number
+        for name, parameter in module.named_parameters(prefix=f"#{number}"):
+            if self._names.setdefault(id(parameter), name) != name:
+                self._others[id(parameter)] = name
+                if id(parameter) in self._taken:
+                    self._refuse_tied(parameter)
 
     def _refuse_tied(self, parameter: Any) -> NoReturn:
         raise PoorwillError(
@@ -246,7 +328,7 @@ class _Layers:
             self._shared[key] = (hosted(flat_bytes(storage, nbytes, device), said, device), storage)
         return Layout.of(parameter.data).over(self._shared[key][0])
 
-    def refuse_untied(self, offloaded: Iterator["ParameterInHost"]) -> None:
+    def refuse_untied(self, offloaded: Iterator["Weight"]) -> None:
         """Raises PoorwillError where one of several parameters of the same memory stays on the GPU."""
         names = {id(each.parameter): each.name for each in offloaded}
         for users in self._tied:
@@ -258,72 +340,61 @@ class _Layers:
                 )
 
 
-class ParameterInHost(_prefetch._CpuParamOffloader):  # type: ignore[misc]
+class Weight:
     """One parameter of a layer, in our host memory."""
 
-    def __init__(self, module: Any, param_name: str) -> None:
-        self.parameter: Any = None
-        self.name: str = param_name
-        self.is_pinned = bool(_prefetch.should_pin_memory())
-        super().__init__(module, param_name)
-
-    @property
-    def host_storage(self) -> Any:
-        """The memory; None if it has none any more."""
-        return None if self._cpu_storage is None else self._cpu_storage.untyped_storage()
+    def __init__(self, module: Any, name: str, shared: _Shared) -> None:
+        self.name = name
+        self._module = module
+        self.parameter: Any = self._found()
+        """None once the module has it no more."""
+        self.home = self.parameter.device
+        self.is_pinned = _is_pinned()
+        self.host: Any = shared.host_of(module, name, self.parameter)
+        """Its bytes; None if it has none any more."""
+        self.buffer: Any = None
+        """What the GPU reads it in, once the model is loaded."""
+        self.parameter.data = self.host
 
     @property
     def is_at_rest(self) -> bool:
         """Whether the parameter is its host memory, as before the buffers are made."""
-        return self._cpu_storage is not None and _address(self.parameter) == self.host_storage.data_ptr()
+        return self.host is not None and _address(self.parameter) == _address(self.host)
 
     def host_for_writing(self) -> Any:
         """The host memory, at its device address if it has one."""
-        host = self._cpu_storage
-        if not (host.numel() and self.is_pinned and offload.policy().uva):
-            return host
-        return offload.device_view(host, device=_offload_memory.home(self._home))
+        if not (self.host.numel() and self.is_pinned and offload.policy().uva):
+            return self.host
+        return offload.device_view(self.host, device=_offload_memory.home(self.home))
 
-    def _offload_to_cpu_internal(self) -> None:
-        self.parameter = self._param
-        self._home = self.parameter.device
-        assert _Layers.current is not None
-        self._cpu_storage = _Layers.current.host_of(self._module, self.name, self.parameter)
-        self.offloaded_bytes = self._cpu_storage.numel() * self._cpu_storage.element_size()
-        self.parameter.data = self._cpu_storage
-
-    def sync_cpu_storage(self) -> None:
-        try:
-            parameter = self._param
-        except AttributeError:
-            parameter = None
+    def settle(self) -> None:
+        """Copies the module's parameter to host memory, and makes it refer to that."""
+        self.parameter = parameter = self._found()
         if parameter is None:
-            # A deleted parameter has no memory; vLLM skips it from now on.
-            self._param_deleted, self._cpu_storage, self.parameter = True, None, None
+            self.host = None
             return
-        self._param_deleted = False
-        self._update_cpu_storage_from_param()
-
-    def _update_cpu_storage_from_param(self) -> None:
-        """Copies the parameter to host memory, and makes it refer to that."""
-        self.parameter = parameter = self._param
         if self.is_at_rest:
             # Strides may differ.
-            self._cpu_storage = parameter.data
+            self.host = parameter.data
             return
-        if self._cpu_storage is not None and _is_alike(self._cpu_storage, parameter.data):
-            self._cpu_storage.copy_(parameter.data)
+        if self.host is not None and _is_alike(self.host, parameter.data):
+            self.host.copy_(parameter.data)
         else:
             # The replaced memory is freed first.
-            self._cpu_storage = None
-            self._cpu_storage = hosted(parameter.data, self.name, self._home)
-            self.offloaded_bytes = self._cpu_storage.numel() * self._cpu_storage.element_size()
-        parameter.data = self._cpu_storage
+            self.host = None
+            self.host = hosted(parameter.data, self.name, self.home)
+        parameter.data = self.host
+
+    def _found(self) -> Any:
+        owner, found = self._module, None
+        for part in self.name.split("."):
+            found = owner = getattr(owner, part, None)
+        return found
 
 
 def hosted(tensor: Any, name: str, device: Any) -> Any:
     """A CPU tensor with a tensor's bytes and strides, in host memory of exactly its size."""
-    is_pinned = bool(_prefetch.should_pin_memory())
+    is_pinned = _is_pinned()
     elements = sum(
         (extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
@@ -348,12 +419,5 @@ def _is_alike(one: Any, other: Any) -> bool:
     return (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
 
 
-_create = _prefetch._BaseParamOffloader.create
-
-
-def create(mode: str, **kwargs: Any) -> Any:
-    """vLLM's own mode and ours; no other offloader has it."""
-    return ParameterInHost(**kwargs) if mode == MODE else _create(mode, **kwargs)
-
-
-_prefetch._BaseParamOffloader.create = staticmethod(create)
+def _is_pinned() -> bool:
+    return offload.policy().pin and bool(_base.should_pin_memory())

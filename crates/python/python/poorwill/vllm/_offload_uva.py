@@ -1,8 +1,8 @@
-"""vLLM's UVA offloader with our host memory: `--cpu-offload-gb`, `--offload-backend uva`.
+"""An offloader with our host memory that the GPU reads: `--cpu-offload-gb`, `--offload-backend uva`.
 
 Names, order and the budget's meaning are vLLM's, but the budget is enforced. A parameter that does not fit
 stays on the GPU, and later smaller ones may still be taken. Where the GPU may not access host memory in
-place, vLLM's own forward copies the parameters in; compiled models know that one.
+place, a module's forward copies the parameters in.
 """
 
 import contextlib
@@ -13,15 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from poorwill import offload
-from poorwill._native import PoorwillError
 from poorwill.offload import OffloadedPart, OffloadReport
 from poorwill.offload._plans import Selection
-from poorwill.vllm import _offload_memory
+from poorwill.vllm import _offload, _offload_memory
 from poorwill.vllm._offload_memory import gib, listed
 
-_uva: Any = importlib.import_module("vllm.model_executor.offloader.uva")
+_base: Any = importlib.import_module("vllm.model_executor.offloader.base")
 _config: Any = importlib.import_module("vllm.config")
-torch: Any = importlib.import_module("torch")
+functional_call: Any = importlib.import_module("torch.func").functional_call
 logger: Any = _offload_memory.logger()
 
 MARK = "_vllm_is_uva_offloaded"
@@ -42,7 +41,7 @@ class _Selected(Selection):
 
 
 class _Kept(offload.UvaOffloader):
-    """Parameters in host memory, copied in by vLLM's forward where needed."""
+    """Parameters in host memory, copied in by a forward around the module's where needed."""
 
     def __init__(self, selected: _Selected, max_bytes: int, is_pinned: bool) -> None:
         super().__init__(max_bytes=max_bytes, pin=is_pinned)
@@ -73,17 +72,21 @@ class _Root:
     name: str
 
 
-class UvaOffloader(_uva.UVAOffloader):  # type: ignore[misc]
-    """vLLM's class, so that models which look for it find it."""
+class UvaOffloader(_offload.stood_for("uva", "UVAOffloader")):  # type: ignore[misc]
+    """Moves parameters of the modules that vLLM passes, within the budget."""
 
     is_poorwills = True
+    supports_tower_offload = True
 
     def __init__(self, cpu_offload_max_bytes: int, cpu_offload_params: set[str] | None = None) -> None:
-        super().__init__(cpu_offload_max_bytes, cpu_offload_params)
+        _offload.refuse_unfit()
         allowed = offload.policy()
-        self.pin_memory: bool = allowed.pin and bool(self.__dict__["pin_memory"])
-        reads_in_place = bool(self.__dict__["uva_offloading"])
-        self.uva_offloading: bool = reads_in_place and allowed.uva and self.pin_memory
+        self.cpu_offload_max_bytes = cpu_offload_max_bytes
+        self.cpu_offload_bytes = 0
+        self.cpu_offload_params = cpu_offload_params or set()
+        self.pin_memory: bool = allowed.pin and bool(_base.should_pin_memory())
+        # vLLM reads in place whatever it can lock.
+        self.uva_offloading: bool = allowed.uva and self.pin_memory
         self._selected = _Selected(Selection.of(sorted(self.cpu_offload_params)).patterns)
         self._kept = _Kept(self._selected, self.cpu_offload_max_bytes, self.pin_memory)
         self._roots: list[_Root] = []
@@ -103,10 +106,18 @@ class UvaOffloader(_uva.UVAOffloader):  # type: ignore[misc]
         """Host memory that it has."""
         return self._kept.used_bytes
 
+    @property
+    def hooks_forward(self) -> bool:
+        """Whether layers work only if their `forward` is called."""
+        return bool(self.cpu_offload_max_bytes) and not self.uva_offloading
+
     # Building the model
 
-    def _maybe_offload_to_cpu(self, module: Any, prefix: str = "") -> Any:
-        """Offloads the selected part of a module before vLLM builds the next one."""
+    def wrap_modules(self, modules_generator: Any, prefix: str = "") -> list[Any]:
+        """Offloads the selected part of each module before vLLM builds the next one."""
+        return [self._wrapped(module, prefix) for module in modules_generator]
+
+    def _wrapped(self, module: Any, prefix: str) -> Any:
         # Only vLLM's rule sees the prefix; the number distinguishes modules, and no module has such a name.
         name = f"#{len(self._roots)}.{prefix}".rstrip(".")
         named = dict(module.named_parameters(prefix=name, remove_duplicate=False))
@@ -156,32 +167,25 @@ class UvaOffloader(_uva.UVAOffloader):  # type: ignore[misc]
         if self.uva_offloading or module in self._with_forward:
             return
         if any(map(_is_ours, module.parameters())):
-            self._put_forward_around(module, self._kept.device)
+            self._put_forward_around(module)
             self._with_forward.add(module)
 
-    def _put_forward_around(self, module: Any, device: Any) -> None:
-        """Makes vLLM wrap the module's forward, which copies in what rests on the CPU.
+    def _put_forward_around(self, module: Any) -> None:
+        """Has the module run with copies on the GPU of what rests on the CPU."""
+        inner, device = module.forward, self._kept.device
 
-        vLLM does so for what it moved itself, so it gets a parameter of no bytes to move.
-        """
-        bait = torch.nn.Parameter(torch.empty(0, device=device), requires_grad=False)
-        names = ("cpu_offload_max_bytes", "cpu_offload_bytes", "cpu_offload_params", "pin_memory")
-        before = {name: getattr(self, name) for name in names}
-        forward = module.__dict__.get("forward")
-        module.named_parameters = lambda *_, **__: iter([("bait", bait)])
-        self.__dict__.update(
-            cpu_offload_max_bytes=1, cpu_offload_bytes=0, cpu_offload_params=set(), pin_memory=False
-        )
-        try:
-            super()._maybe_offload_to_cpu(module)
-        finally:
-            self.__dict__.update(before)
-            del module.named_parameters
-        if module.__dict__.get("forward") is forward:
-            raise PoorwillError(
-                "vLLM's UVA offloader has put no forward around a module whose weights it has moved, so that "
-                "they would not be copied to the GPU: unset POORWILL_OFFLOAD, or let UVA be used"
-            )
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            module.forward = inner
+            # What is on the GPU stays there.
+            on_device = {
+                name: each.to(device, non_blocking=True) for name, each in module.state_dict().items()
+            }
+            # Tied ones have a copy each.
+            output = functional_call(module, on_device, args=args, kwargs=kwargs, tie_weights=False)
+            module.forward = forward
+            return output
+
+        module.forward = forward
 
     # Loading the weights
 
@@ -222,7 +226,6 @@ class UvaOffloader(_uva.UVAOffloader):  # type: ignore[misc]
 
     def post_init(self) -> None:
         """After the model is loaded: offloads what was replaced meanwhile, or names it."""
-        super().post_init()
         left: tuple[OffloadedPart, ...] = ()
         if self._roots and _are_experts_moved():
             # Expert balancing across GPUs has recorded their addresses.

@@ -329,36 +329,21 @@ def _offload_contract() -> Iterator[Need]:
     yield need("should_pin_memory", "function", is_whole=True)
     yield need("NoopOffloader", "value")
     yield need("BaseOffloader.wrap_modules", "method", "modules_generator")
-    yield need("BaseOffloader.post_init", "method", is_whole=True)
+    for method in ("post_init", "sync_prev_onload", "join_after_forward"):
+        yield need(f"BaseOffloader.{method}", "method", is_whole=True)
+    for method in ("_wait_for_layer", "_start_prefetch"):
+        yield need(f"BaseOffloader.{method}", "method", "layer_idx", is_whole=True)
+    need = _in_module(f"{package}.prefetch_ops")
+    yield need("_wait_prefetch_impl", "function", "input_tensor", "layer_idx", is_whole=True)
+    yield need("_start_prefetch_impl", "function", "output_tensor", "layer_idx", is_whole=True)
 
+    # What vLLM has made of its settings.
     need = _in_module(f"{package}.uva")
-    limits = ("cpu_offload_max_bytes", "cpu_offload_params")
-    yield need("UVAOffloader.__init__", "method", *limits, is_whole=True)
-    yield need("UVAOffloader.wrap_modules", "method", "modules_generator")
-    yield need("UVAOffloader._maybe_offload_to_cpu", "method", "module")
-    yield need("UVAOffloader.post_init", "method", is_whole=True)
-    for field in (*limits, "cpu_offload_bytes", "pin_memory", "uva_offloading"):
+    for field in ("cpu_offload_max_bytes", "cpu_offload_params"):
         yield need(f"UVAOffloader.{field}", "field")
-
     need = _in_module(f"{package}.prefetch")
-    asked = ("group_size", "num_in_group", "prefetch_step", "offload_params", "mode")
-    yield need("PrefetchOffloader.__init__", "method", *asked, is_whole=True)
-    yield need("PrefetchOffloader.wrap_modules", "method", "modules_generator")
-    yield need("PrefetchOffloader.post_init", "method", is_whole=True)
-    yield need("PrefetchOffloader._start_prefetch", "method", "layer_idx", is_whole=True)
-    for field in (*asked, "module_offloaders", "copy_stream", "buffer_pool"):
+    for field in ("group_size", "num_in_group", "prefetch_step", "offload_params", "mode"):
         yield need(f"PrefetchOffloader.{field}", "field")
-    yield need("_ModuleOffloader.start_onload_to_static", "method", is_whole=True)
-    yield need("_ModuleOffloader.module", "field")
-    yield need("_ModuleOffloader._param_offloaders", "field")
-    yield need("_BaseParamOffloader.create", "staticmethod", "mode", "**kwargs")
-    yield need("_CpuParamOffloader.__init__", "method", "module", "param_name", is_whole=True)
-    yield need("_CpuParamOffloader._offload_to_cpu_internal", "method", is_whole=True)
-    yield need("_CpuParamOffloader._update_cpu_storage_from_param", "method", is_whole=True)
-    yield need("_CpuParamOffloader.sync_cpu_storage", "method", is_whole=True)
-    yield need("_CpuParamOffloader._param", "value")
-    for field in ("_cpu_storage", "_gpu_buffer", "_param_deleted", "offloaded_bytes"):
-        yield need(f"_CpuParamOffloader.{field}", "field")
 
     # Where parameters are moved to the device, changed, and moved back.
     need = _in_module("vllm.model_executor.model_loader.utils")
