@@ -21,6 +21,13 @@ CORE = (
     *("nothing_is_in_use_when_everything_was_freed", "weights_are_written_when_they_are_awake"),
 )
 
+# What is tested of offloaders that vLLM's own functions are replaced to make.
+BY_REPLACING = (
+    *("ours_are_vllms_with_the_same_arguments", "an_unknown_offloader_is_refused"),
+    *("no_offloader_of_vllms_made", "is_what_vllm_gets_wrong", "another_vllm_is_refused"),
+    "supports_tower_offload",
+)
+
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -78,15 +85,25 @@ def test_the_page_says_how_large_each_patch_is(tmp_path: Path) -> None:
     assert [(name, size, fewer) for name, size, fewer, *_ in table] == found
 
 
-def test_a_worker_in_the_patched_one(
-    subtests: pytest.Subtests, sources: Path, fake: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def patched(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Suites find these sources, and no settings."""
+    kept = ("POORWILL_FAKE_LIBCUDA", "POORWILL_EFFORT")
     for name in list(os.environ):
-        if name.startswith(("POORWILL_", "VLLM_", "CUDA_")) and name not in (
-            *("POORWILL_FAKE_LIBCUDA", "POORWILL_EFFORT"),
-        ):
+        if name.startswith(("POORWILL_", "VLLM_", "CUDA_")) and name not in kept:
             monkeypatch.delenv(name)
     monkeypatch.setenv(VARIABLE, str(sources.parent))
+
+
+@pytest.mark.usefixtures("patched")
+def test_offloaders_in_the_patched_one(subtests: pytest.Subtests, fake: dict[str, str]) -> None:
+    suites = ["vllm_upstream_offload_suite", "vllm_offload_suite", "vllm_offload_prefetch_suite"]
+    chosen = f"{VERSION} and not ({' or '.join(BY_REPLACING)})"
+    run_suite(subtests, suites, *FAKES, "-p", "vllm_offload_models", "-k", chosen, environment=fake)
+
+
+@pytest.mark.usefixtures("patched")
+def test_a_worker_in_the_patched_one(subtests: pytest.Subtests, fake: dict[str, str]) -> None:
     run_suite(subtests, ["vllm_upstream_suite"], *FAKES, "-p", "vllm_engines", environment=fake)
     core = f"{VERSION} and ({' or '.join(CORE)})"
     run_suite(subtests, ["vllm_worker_suite"], *FAKES, "-p", "vllm_engines", "-k", core, environment=fake)

@@ -30,6 +30,11 @@ WRITING = (
 """Methods of the worker that rewrite weights; not every version has all."""
 
 _refusals: list[UnsupportedVllmError] = []
+# Our classes, by the names of backends.
+_CLASSES = {
+    "uva": ("poorwill.vllm._offload_uva", "UvaOffloader"),
+    "prefetch": ("poorwill.vllm._offload_prefetch", "PrefetchOffloader"),
+}
 _CREATES = "create_offloader"
 # vLLM's function of that name, which ours replaced.
 _stock: Any = None
@@ -46,6 +51,11 @@ def refuse(refusal: UnsupportedVllmError) -> None:
 def install_base(module: ModuleType) -> None:
     """Has the function that makes an offloader, in `vllm.model_executor.offloader.base`, make ours."""
     global _stock
+    if has_registry():
+        if _environment.wants_offload():
+            for name, (ours, of) in _CLASSES.items():
+                module.register_offloader(name, ours, of)
+        return
     found = getattr(module, _CREATES, None)
     if found is None:
         # vLLM's own error, which callers expect.
@@ -63,6 +73,8 @@ def install_names(module: ModuleType) -> None:
 
 def install_loading(module: ModuleType) -> None:
     """Makes our offloaders put back what vLLM moves to the device for a while."""
+    if has_registry():
+        return
     stock = getattr(module, "device_loading_context", None)
     if stock is None or getattr(stock, "__poorwill__", False):
         return
@@ -84,6 +96,10 @@ def install_loading(module: ModuleType) -> None:
 
 def install_worker(module: ModuleType) -> None:
     """Writes offloaded weights where they are stored, and refills buffers after a wake."""
+    # It says whether there is a registry.
+    importlib.import_module(f"{OFFLOADER}.base")
+    if has_registry():
+        return
     worker = getattr(module, "Worker", None)
     for name in (*WRITING, "wake_up"):
         stock = getattr(worker, name, None)
@@ -132,19 +148,21 @@ def create_offloader(offload_config: Any) -> Any:
     base = importlib.import_module(f"{OFFLOADER}.base")
     if type(made) is base.NoopOffloader:
         return made
-    kind = type(made).__name__
-    if type(made) is importlib.import_module(f"{OFFLOADER}.uva").UVAOffloader:
-        return importlib.import_module("poorwill.vllm._offload_uva").UvaOffloader(
-            made.cpu_offload_max_bytes, made.cpu_offload_params
-        )
-    if type(made) is importlib.import_module(f"{OFFLOADER}.prefetch").PrefetchOffloader:
-        return importlib.import_module("poorwill.vllm._offload_prefetch").PrefetchOffloader(
+    if type(made) is stood_for("uva", "UVAOffloader"):
+        return _ours("uva")(made.cpu_offload_max_bytes, made.cpu_offload_params)
+    if type(made) is stood_for("prefetch", "PrefetchOffloader"):
+        return _ours("prefetch")(
             *(made.group_size, made.num_in_group, made.prefetch_step), made.offload_params, made.mode
         )
     raise PoorwillError(
-        f"{_environment.OFFLOAD}=1 is for vLLM's own offloaders, and this vLLM has made a {kind}: unset "
-        "it, or choose another --offload-backend"
+        f"{_environment.OFFLOAD}=1 is for vLLM's own offloaders, and this vLLM has made a "
+        f"{type(made).__name__}: unset it, or choose another --offload-backend"
     )
+
+
+def _ours(name: str) -> Any:
+    module, of = _CLASSES[name]
+    return getattr(importlib.import_module(module), of)
 
 
 def refuse_unfit() -> None:
@@ -168,8 +186,18 @@ def _refuse_vllm() -> None:
         raise _refusals[0]
 
 
+def has_registry() -> bool:
+    """Whether this vLLM has a registry of offloaders, and tells them what the hooks tell ours elsewhere."""
+    return _versions.OFFLOADERS in _versions.extensions(_versions.imported)
+
+
 def stood_for(module: str, name: str) -> Any:
-    """The base class of ours: vLLM's own class, of which nothing is used, since some models look for it."""
+    """The base class of ours: vLLM's own class, of which nothing is used, since some models look for it.
+
+    Where vLLM has a registry, they ask what an offloader does.
+    """
+    if has_registry():
+        return importlib.import_module(f"{OFFLOADER}.base").BaseOffloader
     return getattr(importlib.import_module(f"{OFFLOADER}.{module}"), name)
 
 

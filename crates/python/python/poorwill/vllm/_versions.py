@@ -46,6 +46,7 @@ class UnsupportedVllmError(PoorwillError):
 
 
 ALLOCATOR = "an allocator of the backend's own"
+OFFLOADERS = "a registry of offloaders"
 ADAPTER_POOL = "a pool for adapters"
 REASONS = "refusals with a reason"
 """Extension points, by `Extension.name`."""
@@ -324,10 +325,10 @@ def _offload_contract() -> Iterator[Need]:
     """For offloaded weights only."""
     package = "vllm.model_executor.offloader"
     need = _in_module(f"{package}.base")
-    yield need("create_offloader", "function", "offload_config", is_whole=True)
+    yield need("create_offloader", "function", "offload_config", is_whole=True, unless=OFFLOADERS)
     yield need("get_offloader", "function", is_whole=True)
     yield need("should_pin_memory", "function", is_whole=True)
-    yield need("NoopOffloader", "value")
+    yield need("NoopOffloader", "value", unless=OFFLOADERS)
     yield need("BaseOffloader.wrap_modules", "method", "modules_generator")
     for method in ("post_init", "sync_prev_onload", "join_after_forward"):
         yield need(f"BaseOffloader.{method}", "method", is_whole=True)
@@ -340,21 +341,23 @@ def _offload_contract() -> Iterator[Need]:
     # What vLLM has made of its settings.
     need = _in_module(f"{package}.uva")
     for field in ("cpu_offload_max_bytes", "cpu_offload_params"):
-        yield need(f"UVAOffloader.{field}", "field")
+        yield need(f"UVAOffloader.{field}", "field", unless=OFFLOADERS)
     need = _in_module(f"{package}.prefetch")
     for field in ("group_size", "num_in_group", "prefetch_step", "offload_params", "mode"):
-        yield need(f"PrefetchOffloader.{field}", "field")
+        yield need(f"PrefetchOffloader.{field}", "field", unless=OFFLOADERS)
 
     # Where parameters are moved to the device, changed, and moved back.
     need = _in_module("vllm.model_executor.model_loader.utils")
-    yield need("device_loading_context", "function", "module", "target_device", is_whole=True)
+    context = ("device_loading_context", "function", "module", "target_device")
+    yield need(*context, is_whole=True, unless=OFFLOADERS)
 
     yield Need("vllm.config", "get_current_vllm_config_or_none", "function", is_whole=True)
     yield Need("vllm.config.parallel", "ParallelConfig.enable_eplb", "field")
 
     # Callers of `create_offloader` with a name of their own.
-    yield Need("vllm.v1.worker.gpu_model_runner", "create_offloader", "value")
-    yield Need("vllm.v1.worker.gpu.model_runner", "create_offloader", "value", since=(0, 28, 0))
+    first, second = "vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner"
+    yield Need(first, "create_offloader", "value", unless=OFFLOADERS)
+    yield Need(second, "create_offloader", "value", since=(0, 28, 0), unless=OFFLOADERS)
 
 
 def _triton_contract() -> Iterator[Need]:
@@ -376,6 +379,18 @@ def _triton_contract() -> Iterator[Need]:
 def _extensions() -> Iterator[Extension]:
     need = _in_module("vllm.device_allocator.sleep_mode_backend")
     yield Extension(ALLOCATOR, (need("SleepModeBackend.allocator", "classmethod", is_whole=True),))
+    need = _in_module("vllm.model_executor.offloader.base")
+    registered = ("name", "module_path", "class_name")
+    yield Extension(
+        OFFLOADERS,
+        (
+            need("register_offloader", "function", *registered, is_whole=True),
+            need("BaseOffloader.loading", "method", "module", "target_device", is_whole=True),
+            need("BaseOffloader.writing", "method", is_whole=True),
+            need("BaseOffloader.refill", "method", is_whole=True),
+            need("BaseOffloader.hooks_forward", "value"),
+        ),
+    )
     # In vLLM itself since 0.33.
     need = _in_module("vllm.v1.worker.lora_model_runner_mixin")
     yield Extension(ADAPTER_POOL, (need("get_mem_allocator_instance", "value"),))
