@@ -2,9 +2,15 @@
 
 import os
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from fake_vllm.loader import Loader
+from nccl_fakes import World
+from poorwill.vllm import _communicators, _peers
 from poorwill.vllm._generations import OFFERED
 from poorwill.vllm._versions import extensions, needs
 from suites import FAKES, run_suite
@@ -93,6 +99,98 @@ def patched(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if name.startswith(("POORWILL_", "VLLM_", "CUDA_")) and name not in kept:
             monkeypatch.delenv(name)
     monkeypatch.setenv(VARIABLE, str(sources.parent))
+
+
+COMMUNICATORS = "vllm.distributed.device_communicators"
+PARALLEL = "vllm.distributed.parallel_state"
+
+
+class Tensor:
+    """As much of a tensor as has an address."""
+
+    nbytes = 77
+
+    def data_ptr(self) -> int:
+        return 0x3000
+
+
+class Group:
+    """One of vLLM's, as far as it is registered."""
+
+    unique_name, world_size, ranks = "tp:0", 2, (0, 1)
+
+    def __init__(self, device: Any) -> None:
+        self.device_communicator = device
+        self.device_group = self
+
+    def _get_backend(self, _: Any) -> Any:
+        raise RuntimeError("No backend type associated with device type cuda")
+
+
+def instance(of: Any, **fields: Any) -> Any:
+    made = of.__new__(of)
+    vars(made).update(fields)
+    return made
+
+
+@pytest.mark.usefixtures("patched")
+def test_communicators_of_the_patched_one_say_what_ours_would_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("base_device_communicator", "cuda_communicator", "custom_all_reduce", "all2all")
+    loader = Loader(VERSION, [PARALLEL, *(f"{COMMUNICATORS}.{name}" for name in names)])
+    segments = [{"address": 0x5000, "total_size": 30}, {"address": 0x6000, "total_size": 12}]
+    pool = SimpleNamespace(snapshot=lambda: segments)
+    loader.give(f"{COMMUNICATORS}.pynccl_allocator", _mem_pool=pool)
+    workspaces = {"_fi_ar_workspace": object(), "_fi_ar_quant_workspace": None}
+    loader.give(f"{COMMUNICATORS}.flashinfer_all_reduce", **workspaces)
+    modules = [PARALLEL, *(f"{COMMUNICATORS}.{name}" for name in names)]
+    modules += [f"{COMMUNICATORS}.{name}" for name in ("pynccl_allocator", "flashinfer_all_reduce")]
+    for name in ("vllm", "vllm.distributed", *modules):
+        monkeypatch.setitem(sys.modules, name, loader.module(name))
+    monkeypatch.setattr(_peers, "_allocation_bytes", {0x1000: 8 << 20, 0x2000: 9 << 20}.get)
+    assert _communicators.are_described()
+    of: dict[str, Any] = {name: loader.module(f"{COMMUNICATORS}.{name}") for name in names}
+    reduce = instance(
+        of["custom_all_reduce"].CustomAllreduce,
+        **{"disabled": False, "rank": 1, "meta_ptrs": [0x7000, 0x1000], "buffer_ptrs": [0x8000, 0x2000]},
+        **{"_capture_registered": True, "mnnvl_buffer": Tensor(), "mnnvl_multimem_rs_buffer": None},
+    )
+    # What ends it would free them.
+    monkeypatch.delattr(type(reduce), "__del__")
+    quiet = {"ca_comm": None, "symm_mem_comm": None, "fi_pcie_ipc_ar_comm": None, "pynccl_comm": None}
+    cuda, experts = of["cuda_communicator"].CudaCommunicator, of["all2all"]
+    loud = {
+        "ca_comm": reduce,
+        "symm_mem_comm": SimpleNamespace(buffer=Tensor()),
+        "fi_pcie_ipc_ar_comm": SimpleNamespace(workspace=object()),
+        "pynccl_comm": SimpleNamespace(disabled=False, comm=7, nccl=SimpleNamespace(lib=World(1).library(0))),
+    }
+    devices = [
+        instance(cuda, **loud, all2all_manager=instance(experts.DeepEPLLAll2AllManager)),
+        instance(cuda, **quiet, all2all_manager=instance(experts.AgRsAll2AllManager)),
+        instance(cuda, **quiet, all2all_manager=None),
+        None,
+    ]
+    for device in devices:
+        group = Group(device)
+        parallel = loader.module(PARALLEL)
+        parallel._register_group(group)
+        assert list(_communicators.groups(parallel)) == [group]
+        places = sorted((each.nbytes or 0, each.addresses) for each in _peers.find())
+        own = sorted(
+            (each.nbytes or 0, each.addresses) for each in _peers._shared(parallel, _peers._allocation_bytes)
+        )
+        assert places == own
+        torch = SimpleNamespace(device=lambda name: name)
+        found = [each.handle for each in _communicators._communicators(torch, parallel)]
+        assert found == ([7] if device is devices[0] else [])
+        del group
+    assert any("custom all-reduce, signals" in each.name for each in _described(parallel, devices[0]))
+
+
+def _described(parallel: Any, device: Any) -> Any:
+    group = Group(device)
+    parallel._register_group(group)
+    return _peers.find()
 
 
 @pytest.mark.usefixtures("patched")

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 from poorwill._native import PoorwillError
+from poorwill.vllm import _versions
 from poorwill.vllm._nccl import Figures, Nccl, is_refusal
 
 __all__ = [
@@ -414,8 +415,16 @@ def find() -> Communicators:
     )
 
 
+def are_described() -> bool:
+    """Whether vLLM's communicators say themselves what they have."""
+    return _versions.DESCRIPTIONS in _versions.extensions(_versions.imported)
+
+
 def groups(parallel: Any) -> Iterator[Any]:
     """vLLM's groups of several ranks, in the order in which all ranks made them."""
+    if are_described():
+        yield from parallel.get_device_groups()
+        return
     for reference in list(parallel._groups.values()):
         group = reference()
         if group is not None and group.world_size > 1:
@@ -426,12 +435,23 @@ def _communicators(torch: Any, parallel: Any) -> Iterator[Communicator]:
     for group in groups(parallel):
         name, ranks = group.unique_name, tuple(group.ranks)
         device = group.device_communicator
-        pynccl = getattr(device, "pynccl_comm", None)
-        if pynccl is not None and not pynccl.disabled:
-            yield _OfVllm((name, ranks), device, pynccl.comm, Nccl(pynccl.nccl.lib))
+        for library, handle in _of_nccl(device):
+            yield _OfVllm((name, ranks), device, handle, Nccl(library))
         backend = _used_backend(torch, group.device_group)
         if backend is not None:
             yield _OfTorch((f"{name} of PyTorch", ranks), backend)
+
+
+def _of_nccl(device: Any) -> Iterator[tuple[Any, Any]]:
+    """NCCL's library and its communicator of one of vLLM's, if it has one."""
+    if device is not None and are_described():
+        found = device.nccl_communicator()
+        if found is not None:
+            yield found
+        return
+    pynccl = getattr(device, "pynccl_comm", None)
+    if pynccl is not None and not pynccl.disabled:
+        yield pynccl.nccl.lib, pynccl.comm
 
 
 def _used_backend(torch: Any, process_group: Any) -> Any:

@@ -222,7 +222,7 @@ class Extended(Vllm0_33):
 
 Generation = Vllm0_20
 
-OFFERED = frozenset({_versions.ALLOCATOR, _versions.OFFLOADERS})
+OFFERED = frozenset({_versions.ALLOCATOR, _versions.OFFLOADERS, _versions.DESCRIPTIONS})
 """The extension points that an adapter is for."""
 
 ALL: Sequence[type[Generation]] = (

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from poorwill.vllm._communicators import groups
+from poorwill.vllm._communicators import are_described, groups
 
 __all__ = ["Shared", "find", "problem"]
 
@@ -39,6 +39,8 @@ class Shared:
 def find() -> list[Shared]:
     """All of the engine that this process is a rank of."""
     parallel: Any = importlib.import_module("vllm.distributed.parallel_state")
+    if are_described():
+        return [_described(each) for each in parallel.get_shared_memory()]
     return list(_shared(parallel, _allocation_bytes))
 
 
@@ -106,6 +108,15 @@ def _of_modules() -> Iterator[Shared]:
             sum(segment["total_size"] for segment in segments),
             tuple(segment["address"] for segment in segments),
         )
+
+
+def _described(memory: Any) -> Shared:
+    """One of vLLM's own descriptions, with the size that the driver knows where vLLM has none."""
+    addresses = tuple(memory.addresses)
+    nbytes = memory.nbytes
+    if nbytes is None and len(addresses) == 1:
+        nbytes = _allocation_bytes(addresses[0])
+    return Shared(memory.name, nbytes, addresses)
 
 
 def _tensor(name: str, tensor: Any) -> Shared:

@@ -47,6 +47,7 @@ class UnsupportedVllmError(PoorwillError):
 
 ALLOCATOR = "an allocator of the backend's own"
 OFFLOADERS = "a registry of offloaders"
+DESCRIPTIONS = "communicators that describe themselves"
 ADAPTER_POOL = "a pool for adapters"
 REASONS = "refusals with a reason"
 """Extension points, by `Extension.name`."""
@@ -175,7 +176,8 @@ def _contract() -> Iterator[Need]:
 
     # The communicators of a rank, and its memory that other ranks map.
     need = _in_module("vllm.distributed.parallel_state")
-    yield need("_groups", "value")
+    described: dict[str, Any] = {"unless": DESCRIPTIONS}
+    yield need("_groups", "value", **described)
     yield need("get_world_group", "function", is_whole=True)
     fields = (
         "unique_name",
@@ -191,25 +193,25 @@ def _contract() -> Iterator[Need]:
     package = "vllm.distributed.device_communicators"
     need = _in_module(f"{package}.cuda_communicator")
     for field in ("pynccl_comm", "ca_comm", "symm_mem_comm", "all2all_manager"):
-        yield need(f"CudaCommunicator.{field}", "field")
-    yield need("CudaCommunicator.fi_pcie_ipc_ar_comm", "field", since=(0, 30, 0))
+        yield need(f"CudaCommunicator.{field}", "field", **described)
+    yield need("CudaCommunicator.fi_pcie_ipc_ar_comm", "field", since=(0, 30, 0), **described)
     for method in ("suspend", "resume"):
         yield need(f"CudaCommunicator.{method}", "method", is_whole=True, since=(0, 30, 0))
     for field in ("comm", "nccl", "disabled"):
-        yield Need(f"{package}.pynccl", f"PyNcclCommunicator.{field}", "field")
-    yield Need(f"{package}.pynccl_wrapper", "NCCLLibrary.lib", "field")
-    yield Need(f"{package}.pynccl_allocator", "_mem_pool", "value")
-    yield Need(f"{package}.symm_mem", "SymmMemCommunicator.buffer", "field")
+        yield Need(f"{package}.pynccl", f"PyNcclCommunicator.{field}", "field", **described)
+    yield Need(f"{package}.pynccl_wrapper", "NCCLLibrary.lib", "field", **described)
+    yield Need(f"{package}.pynccl_allocator", "_mem_pool", "value", **described)
+    yield Need(f"{package}.symm_mem", "SymmMemCommunicator.buffer", "field", **described)
     for name in ("_fi_ar_workspace", "_fi_ar_quant_workspace"):
-        yield Need(f"{package}.flashinfer_all_reduce", name, "value")
+        yield Need(f"{package}.flashinfer_all_reduce", name, "value", **described)
     need = _in_module(f"{package}.flashinfer_pcie_ipc_all_reduce")
-    yield need("FlashInferPcieIpcAllReduce.workspace", "field", since=(0, 30, 0))
+    yield need("FlashInferPcieIpcAllReduce.workspace", "field", since=(0, 30, 0), **described)
     need = _in_module(f"{package}.custom_all_reduce")
     for field in ("meta_ptrs", "buffer_ptrs", "rank", "disabled"):
-        yield need(f"CustomAllreduce.{field}", "field")
-    yield need("CustomAllreduce._capture_registered", "field", since=(0, 32, 0))
-    yield need("CustomAllreduce.mnnvl_buffer", "field", since=(0, 27, 0))
-    yield need("CustomAllreduce.mnnvl_multimem_rs_buffer", "field", since=(0, 31, 0))
+        yield need(f"CustomAllreduce.{field}", "field", **described)
+    yield need("CustomAllreduce._capture_registered", "field", since=(0, 32, 0), **described)
+    yield need("CustomAllreduce.mnnvl_buffer", "field", since=(0, 27, 0), **described)
+    yield need("CustomAllreduce.mnnvl_multimem_rs_buffer", "field", since=(0, 31, 0), **described)
 
     # What the model runners load, make and draft with.
     for module in ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner"):
@@ -389,6 +391,17 @@ def _extensions() -> Iterator[Extension]:
             need("BaseOffloader.writing", "method", is_whole=True),
             need("BaseOffloader.refill", "method", is_whole=True),
             need("BaseOffloader.hooks_forward", "value"),
+        ),
+    )
+    parallel = _in_module("vllm.distributed.parallel_state")
+    base = _in_module("vllm.distributed.device_communicators.base_device_communicator")
+    yield Extension(
+        DESCRIPTIONS,
+        (
+            parallel("get_device_groups", "function", is_whole=True),
+            parallel("get_shared_memory", "function", is_whole=True),
+            base("DeviceCommunicatorBase.nccl_communicator", "method", is_whole=True),
+            *(base(f"SharedMemory.{field}", "field") for field in ("name", "nbytes", "addresses")),
         ),
     )
     # In vLLM itself since 0.33.
