@@ -1,4 +1,4 @@
-"""What is offered to vLLM in `contrib/upstream/vllm`: the patches fit, and the plugin needs less with them."""
+"""What is offered to vLLM in `contrib/upstream/vllm`: they fit, and the plugin needs less with them."""
 
 import os
 import re
@@ -75,11 +75,15 @@ def test_each_patch_fits_alone(tmp_path: Path) -> None:
 def test_the_page_says_how_many_rows_are_left(sources: Path) -> None:
     [stated] = re.findall(r"^\*\*(\d+) rows\*\* .* \*\*(\d+)\*\* ", README, re.MULTILINE)
     assert tuple(map(int, stated)) == (rows(sources_of(VERSION)), rows(sources))
+    total = tuple(map(sum, zip(*map(sizes, patches()), strict=True)))
+    assert f"+{total[0]} -{total[1]} lines" in README
 
 
 def test_the_page_says_how_large_each_patch_is(tmp_path: Path) -> None:
     table = [
-        [cell.strip() for cell in line.split("|")[1:-1]] for line in README.splitlines() if ".patch" in line
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in README.splitlines()
+        if line.startswith("| [")
     ]
     stock = sources_of(VERSION)
     all_rows = rows(stock)
@@ -87,7 +91,7 @@ def test_the_page_says_how_large_each_patch_is(tmp_path: Path) -> None:
     for patch in patches():
         added, removed = sizes(patch)
         root = apply(stock, tmp_path / patch.stem, [patch])
-        found.append((f"[{patch.name}]({patch.name})", f"+{added} −{removed}", f"−{all_rows - rows(root)}"))
+        found.append((f"[{patch.name}]({patch.name})", f"+{added} -{removed}", f"-{all_rows - rows(root)}"))
     assert [(name, size, fewer) for name, size, fewer, *_ in table] == found
 
 
@@ -154,8 +158,8 @@ def test_communicators_of_the_patched_one_say_what_ours_would_find(monkeypatch: 
         **{"disabled": False, "rank": 1, "meta_ptrs": [0x7000, 0x1000], "buffer_ptrs": [0x8000, 0x2000]},
         **{"_capture_registered": True, "mnnvl_buffer": Tensor(), "mnnvl_multimem_rs_buffer": None},
     )
-    # What ends it would free them.
-    monkeypatch.delattr(type(reduce), "__del__")
+    # It would free them.
+    del type(reduce).__del__
     quiet = {"ca_comm": None, "symm_mem_comm": None, "fi_pcie_ipc_ar_comm": None, "pynccl_comm": None}
     cuda, experts = of["cuda_communicator"].CudaCommunicator, of["all2all"]
     loud = {
@@ -181,8 +185,8 @@ def test_communicators_of_the_patched_one_say_what_ours_would_find(monkeypatch: 
         )
         assert places == own
         torch = SimpleNamespace(device=lambda name: name)
-        found = [each.handle for each in _communicators._communicators(torch, parallel)]
-        assert found == ([7] if device is devices[0] else [])
+        found = [each.key for each in _communicators._communicators(torch, parallel)]
+        assert found == ([("tp:0", (0, 1))] if device is devices[0] else [])
         del group
     assert any("custom all-reduce, signals" in each.name for each in _described(parallel, devices[0]))
 
@@ -193,15 +197,25 @@ def _described(parallel: Any, device: Any) -> Any:
     return _peers.find()
 
 
+OFFLOADING = (*FAKES, "-p", "vllm_offload_models")
+WORKING = (*FAKES, "-p", "vllm_engines")
+
+
 @pytest.mark.usefixtures("patched")
 def test_offloaders_in_the_patched_one(subtests: pytest.Subtests, fake: dict[str, str]) -> None:
-    suites = ["vllm_upstream_offload_suite", "vllm_offload_suite", "vllm_offload_prefetch_suite"]
-    chosen = f"{VERSION} and not ({' or '.join(BY_REPLACING)})"
-    run_suite(subtests, suites, *FAKES, "-p", "vllm_offload_models", "-k", chosen, environment=fake)
+    run_suite(subtests, ["vllm_upstream_offload_suite"], *OFFLOADING, environment=fake)
 
 
 @pytest.mark.usefixtures("patched")
 def test_a_worker_in_the_patched_one(subtests: pytest.Subtests, fake: dict[str, str]) -> None:
-    run_suite(subtests, ["vllm_upstream_suite"], *FAKES, "-p", "vllm_engines", environment=fake)
+    run_suite(subtests, ["vllm_upstream_suite"], *WORKING, environment=fake)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("patched")
+def test_both_do_what_they_do_in_others(subtests: pytest.Subtests, fake: dict[str, str]) -> None:
+    chosen = f"{VERSION} and not ({' or '.join(BY_REPLACING)})"
+    suites = ["vllm_offload_suite", "vllm_offload_prefetch_suite"]
+    run_suite(subtests, suites, *OFFLOADING, "-k", chosen, environment=fake)
     core = f"{VERSION} and ({' or '.join(CORE)})"
-    run_suite(subtests, ["vllm_worker_suite"], *FAKES, "-p", "vllm_engines", "-k", core, environment=fake)
+    run_suite(subtests, ["vllm_worker_suite"], *WORKING, "-k", core, environment=fake)

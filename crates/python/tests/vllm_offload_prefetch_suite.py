@@ -71,6 +71,45 @@ def test_a_layer_too_much_in_a_row_is_what_vllm_gets_wrong(
     assert is_right == (vllm.version != "0.20.2")
 
 
+class Sum(Layer):
+    """One that adds its parameters up, on the GPU."""
+
+    def forward(self, x: Any, _: Any = None) -> Any:
+        return x + sum(each.float().sum() for each in self.parameters())
+
+
+@pytest.mark.skipif(not hasattr(torch, "compile"), reason="PyTorch's graphs replay what was computed")
+@pytest.mark.parametrize(("count", "step"), [(5, 2), (7, 3), (4, 1), (2, 4)])
+def test_layers_in_a_graph_have_their_own_weights_in_each_replay(vllm: Vllm, count: int, step: int) -> None:
+    def run(x: Any) -> Any:
+        for layer in layers:
+            x = layer(x)
+        return x
+
+    layers = [Sum(number) for number in range(count)]
+    x = torch.zeros(1, device=CUDA)
+    right = run(x).item()
+    offloader = made(vllm, layers, step)
+    offloader.post_init()
+    beside = torch.cuda.Stream()
+    with torch.cuda.stream(beside):
+        run(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    # As vLLM captures and replays.
+    offloader.sync_prev_onload()
+    with torch.cuda.graph(graph):
+        summed = run(x)
+        offloader.join_after_forward()
+    for number in range(20):
+        offloader.sync_prev_onload()
+        x.fill_(number)
+        graph.replay()
+        assert summed.item() == right + number
+        # Forwards outside of the graph may come between.
+        assert number % 3 or run(x).item() == right + number
+
+
 def test_host_memory_is_within_its_budget(vllm: Vllm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POORWILL_HOST_BUDGET", str(2 * EACH - PAGE))
     with pytest.raises(poorwill.OutOfMemoryError) as refused:

@@ -1,5 +1,6 @@
-"""Our offloaders in a vLLM with the patches of `contrib/upstream/vllm`, which `test_upstream_vllm.py` applies,
-and runs this with.
+"""Our offloaders in a vLLM with the patches of `contrib/upstream/vllm`.
+
+`test_upstream_vllm.py` applies them, and runs this.
 """
 
 from typing import Any

@@ -1,5 +1,6 @@
-"""vLLM's sources with the patches of `contrib/upstream/vllm`: a version's folder in which only what they change
-is a copy, and all else a link.
+"""vLLM's sources with the patches of `contrib/upstream/vllm`.
+
+A version's folder in which only what they change is a copy, and all else a link.
 """
 
 import shutil
@@ -32,7 +33,7 @@ def sizes(patch: Path) -> tuple[int, int]:
 
 
 def apply(source: Path, target: Path, which: Sequence[Path]) -> Path:
-    """Makes `target` the source's folder with these patches. Raises CalledProcessError if one does not fit."""
+    """Makes `target` the source's folder, patched. Raises CalledProcessError if one does not fit."""
     target.mkdir(parents=True)
     _overlay(source, target, {Path(name) for patch in which for name in changed(patch)})
     for patch in which:

@@ -11,6 +11,10 @@ from poorwill._sources import MissingError as MissingError
 class Tree(_sources.Tree):
     """A folder that packages lie in."""
 
+    def parsed(self, module: str) -> ast.Module:
+        # Once for all folders that link to it.
+        return _sources._parsed(self.path(module).resolve())
+
     def mentioning(self, *words: str) -> Iterator[tuple[str, ast.Module]]:
         """Every module in which one of the words stands, with its path from the root."""
         for path in sorted(self.root.rglob("*.py")):

@@ -2,9 +2,9 @@
 
 With `POORWILL_OFFLOAD=1`, `create_offloader` returns our class for vLLM's (`_offload_uva`,
 `_offload_prefetch`), of which ours need no more than the base class of all offloaders. Where vLLM has a
-registry of them, ours are in it. Two more hooks act only for our offloaders. One is where vLLM moves parameters to the
-device to change them and back. The other is where a worker rewrites weights or wakes. Nothing here imports
-vLLM or PyTorch before vLLM does.
+registry of them, ours are in it. Two more hooks act only for our offloaders. One is where vLLM moves
+parameters to the device to change them and back. The other is where a worker rewrites weights or wakes.
+Nothing here imports vLLM or PyTorch before vLLM does.
 """
 
 import contextlib
