@@ -72,6 +72,7 @@ a text like "cuda:0" or "host:8GiB", or a torch.device; `Cap` is an int, a float
 # Of each function that reads a setting: its type, the accepted values, and the unit.
 KINDS = {
     "_switch": ("switch", "`0`, `1`", ""),
+    "_keep_awake": ("names", "vLLM's tags, separated by commas", ""),
     "_compress": ("choice", "`auto`, `off`, `always`", ""),
     "_after_level2": ("choice", "`refuse`, `serve`", ""),
     "_folder": ("path", "a folder on a local disk", ""),
@@ -159,7 +160,9 @@ def settings() -> list[Setting]:
                 if isinstance(node, ast.Name) and node.id in variables
             )
         )
-        shown = {"False": "`0`", "True": "`1`", "None": "none"}.get(default, f"`{default.strip(chr(39))}`")
+        shown = {"False": "`0`", "True": "`1`", "None": "none", "()": "none"}.get(
+            default, f"`{default.strip(chr(39))}`"
+        )
         found.append(Setting(str(variables[constant]), call.func.id, shown.replace('"', ""), meaning))
     return found
 

@@ -35,9 +35,6 @@ TESTED = (
 RUN = ("0.20.2", "0.33.0")
 """Those of them whose code the tests run with ours."""
 
-TAGS = frozenset({"weights", "kv_cache", "runtime", "workspace", "cudagraph", "default"})
-"""vLLM's tags of memory; a sleep needs a policy for each."""
-
 _RELEASE = re.compile(
     r"v?(\d{1,9}(?:\.\d{1,9})+)"
     r"(?:[-_.]?(?:a|alpha|b|beta|c|rc|pre|preview|post|rev|r|dev)[-_.]?\d*)*"

@@ -131,6 +131,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             disk=self._environment.disk,
             disk_limit_bytes=self._environment.disk_limit_bytes,
             wake_timeout_s=self._environment.wake_timeout_s,
+            keep_awake=self._environment.keep_awake,
         )
         self._is_its_owner = self._allocator is not before
         if self._is_its_owner:
@@ -575,7 +576,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
     def _kept_bytes(self) -> int:
         """Upper bound of the mapped bytes that a sleep at level 1 keeps."""
-        dropped = ("kv_cache", "workspace")
+        dropped = ("kv_cache", "workspace", *self._environment.keep_awake)
         return sum(tag.mapped_bytes for tag in self.allocator.arena.stats().tags if tag.tag not in dropped)
 
     def _warn_of_shortage(self) -> None:
