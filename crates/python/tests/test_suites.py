@@ -20,7 +20,7 @@ FIXTURES = {
 # Left out of a quick run, which has pools by operations, and SGLang over the memory saver.
 LONG = {
     *("pools by segments", "pools of PyTorch 2.13", "the memory saver", "SGLang's ranks"),
-    "threads and a slow driver",
+    *("threads and a slow driver", "pools as in public reports"),
 }
 SLOW_DRIVER = "cuMemCreate:50,cuMemUnmap:300,cuEventRecord:200,cuEventQuery:100"
 
@@ -29,6 +29,7 @@ OVER_FAKES: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
     "pools by operations": (("pools_suite",), "16GiB,16GiB", {"POORWILL_TEST_WATCH": "operations"}),
     "pools by segments": (("pools_suite",), "16GiB,16GiB", {"POORWILL_TEST_WATCH": "segments"}),
     "pools of PyTorch 2.13": (("pools_suite",), "16GiB,16GiB", {"POORWILL_TEST_PYTORCH": "empties_default"}),
+    "pools as in public reports": (("pools_reports_suite",), "16GiB,16GiB", {}),
     "records": (("record_suite",), "1GiB,1GiB", {}),
     "the memory saver": (("saver_suite",), "16GiB,16GiB", {}),
     "SGLang": (("sglang_suite",), "16GiB,16GiB", {}),
@@ -52,6 +53,7 @@ ON_A_GPU = (
     "saver_suite",
     "sglang_suite",
     "pools_exit_suite",
+    "pools_reports_suite",
     "pools_models_suite",
 )
 

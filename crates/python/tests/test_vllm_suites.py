@@ -18,7 +18,7 @@ OTHERS = [version for version in played() if version not in RUN]
 SUITES = (
     *("vllm_worker_suite", "vllm_unwritten_suite", "vllm_ends_suite", "vllm_allocator_suite"),
     *("vllm_hidden_suite", "vllm_budget_suite", "vllm_graphs_suite", "vllm_connectors_suite"),
-    "vllm_record_suite",
+    *("vllm_record_suite", "vllm_reports_suite"),
 )
 # What a quick run has of them: starting, sleeping and waking in the newest, and how each of them ends.
 QUICK = {
