@@ -1,6 +1,7 @@
 """What tests of arenas have in common."""
 
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -38,6 +39,17 @@ def together(*works: Callable[[], object]) -> None:
     with ThreadPoolExecutor(len(works)) as threads:
         for running in [threads.submit(work) for work in works]:
             running.result()
+
+
+def assert_restored(report: Any) -> None:
+    """Pickle restores a report: to other processes, as actors of Ray's return them."""
+    restored = pickle.loads(pickle.dumps(report))
+    assert type(restored) is type(report)
+    assert (repr(restored), restored.as_dict()) == (repr(report), report.as_dict())
+    for name in vars(type(report)):
+        if not name.startswith("_") and name != "as_dict":
+            values = [getattr(each, name) for each in (report, restored)]
+            assert repr(values[0]) == repr(values[1]), name
 
 
 def filled(arena: poorwill.Arena, tag: str, size_bytes: int = 4 * MIB) -> Any:

@@ -189,7 +189,7 @@ def _module(name: str) -> Iterator[str]:
     yield _summary(ast.get_docstring(tree) or "")
     places = {
         alias.asname or alias.name: node.module
-        for node in tree.body
+        for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }

@@ -26,6 +26,7 @@ for line in sys.stdin:
 CALLER = """
 import json, logging, os, sys, threading
 from pathlib import Path
+from helpers import assert_restored
 logging.basicConfig(format="%(name)s: %(message)s", stream=sys.stdout)
 
 def failure(call, *args, **kwargs):
@@ -127,6 +128,8 @@ assert process.pid == {pid} and report.total_ms >= process.checkpoint_ms >= 0
 assert report.host_bytes == before.host_bytes
 assert repr(report).startswith("<poorwill.HibernateReport of 1 process: "), report
 assert json.loads(json.dumps(report.as_dict()))["processes"][0]["pid"] == {pid}
+for each in (report, process, before, *before.held):
+    assert_restored(each)
 print(poorwill.hibernation({pid}).state, failure(poorwill.hibernate, {pid})[:3])
 """
     assert calling(off, taken) == [f"checkpointed ('wrong_state', {pid}, {{}})"]
@@ -135,6 +138,8 @@ print(poorwill.hibernation({pid}).state, failure(poorwill.hibernate, {pid})[:3])
     back = f"""
 report = poorwill.resume([{pid}])
 assert report.processes[0].pid == {pid} and "restored in" in repr(report.processes[0])
+for each in (report, *report.processes):
+    assert_restored(each)
 print(_native.process_state({pid}), failure(poorwill.resume, {pid})[:3])
 """
     assert calling(back, taken) == [f"running ('wrong_state', {pid}, {{}})"]

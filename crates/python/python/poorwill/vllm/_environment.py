@@ -124,19 +124,9 @@ def wants_offload(environ: Mapping[str, str] | None = None) -> bool:
     return _switch(os.environ if environ is None else environ, OFFLOAD, Environment.offload)
 
 
-def may_want_offload() -> bool:
-    """Whether it is set to anything but off, also to an invalid value: that error is raised later."""
-    return _is_given(OFFLOAD)
-
-
 def wants_triton(environ: Mapping[str, str] | None = None) -> bool:
     """`triton` alone."""
     return _switch(os.environ if environ is None else environ, TRITON, Environment.triton)
-
-
-def may_want_triton() -> bool:
-    """As `may_want_offload`."""
-    return _is_given(TRITON)
 
 
 def triton_shared_memory_bytes(environ: Mapping[str, str] | None = None) -> int | None:
@@ -153,10 +143,6 @@ def triton_shared_memory_bytes(environ: Mapping[str, str] | None = None) -> int 
 def record_folder(environ: Mapping[str, str] | None = None) -> str | None:
     """`record` alone. Any text is a folder, which is made when the record begins."""
     return (os.environ if environ is None else environ).get(RECORD, "").strip() or None
-
-
-def _is_given(name: str) -> bool:
-    return os.environ.get(name, "").strip() not in ("", "0")
 
 
 def _switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
