@@ -53,7 +53,8 @@ class Pair:
 
     def begin(self, call: str, *tags: str, faults: dict[int, str] | None = None, **settings: str) -> None:
         """Has both begin a request."""
-        settings = {"POORWILL_RANKS_FOLDER": str(self.folder), **settings}
+        # Memory that a rank lacks here does not come.
+        settings = {"POORWILL_RANKS_FOLDER": str(self.folder), "POORWILL_WAKE_TIMEOUT": "0", **settings}
         for rank, orders in enumerate(self._orders):
             orders.send(Order(call, tags, (faults or {}).get(rank, ""), tuple(settings.items())))
 
