@@ -140,9 +140,9 @@ def test_another_gets_none_and_one_warning_says_which_would_do(
     play(monkeypatch, version, tmp_path)
     [said] = registers(monkeypatch, caplog)
     assert said == (
-        f"poorwill cannot work in SGLang {version}: its release is not known to this poorwill; it can in SGLang "
-        "0.5.12, 0.5.15.post1, 0.5.20, 0.5.21, 0.5.22 and 0.5.23; SGLang's own memory saver is used: unset "
-        "POORWILL_SLEEP_MODE to want it"
+        f"poorwill cannot work in SGLang {version}: its release is not known to this poorwill; it can in "
+        "SGLang 0.5.12, 0.5.15.post1, 0.5.20, 0.5.21, 0.5.22 and 0.5.23; SGLang's own memory saver is used: "
+        "unset POORWILL_SLEEP_MODE to want it"
     )
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert registry.registered == []
