@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from poorwill._contract import Found, Need
 from poorwill.vllm._environment import TAGS
 from poorwill.vllm._generations import ALL, Vllm0_20
 from poorwill.vllm._offload import WRITING
-from poorwill.vllm._versions import CONTRACT, REGISTRY, Found, Need, known, needs
+from poorwill.vllm._versions import CONTRACT, REGISTRY, known, needs
 from vllm_sources import sources_of, tags
 from vllm_sources.tree import MissingError, Tree
 from vllm_sources.versions import held

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+from poorwill._contract import Version
 from poorwill.vllm import _versions
-from poorwill.vllm._versions import Version
 
 UNREGISTERS: Version = (0, 33, 0)
 """First vLLM that unregisters connectors for a sleep, and asks whether they can."""

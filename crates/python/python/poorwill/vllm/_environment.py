@@ -5,13 +5,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
+from poorwill._environment import SLEEP_MODE as SLEEP_MODE
+from poorwill._environment import WAKE_TIMEOUT as WAKE_TIMEOUT
+from poorwill._environment import WAKE_TIMEOUT_S
+from poorwill._environment import folder as _folder
+from poorwill._environment import seconds as _seconds
+from poorwill._environment import switch as _switch
+from poorwill._environment import wants_sleep_mode as wants_sleep_mode
 from poorwill._native import parse_bytes
 from poorwill._ranks import RANKS_FOLDER as RANKS_FOLDER
 from poorwill._ranks import RANKS_TIMEOUT as RANKS_TIMEOUT
-from poorwill._ranks import folder as _folder
-from poorwill._ranks import seconds as _seconds
 
-SLEEP_MODE = "POORWILL_SLEEP_MODE"
 OFFLOAD = "POORWILL_OFFLOAD"
 BUDGET = "POORWILL_BUDGET"
 HOST_BUDGET = "POORWILL_HOST_BUDGET"
@@ -23,7 +27,6 @@ COMPRESS = "POORWILL_COMPRESS"
 DISK = "POORWILL_DISK"
 DISK_LIMIT = "POORWILL_DISK_LIMIT"
 GRAPHS = "POORWILL_GRAPHS"
-WAKE_TIMEOUT = "POORWILL_WAKE_TIMEOUT"
 AFTER_LEVEL2 = "POORWILL_AFTER_LEVEL2"
 TRITON = "POORWILL_TRITON"
 TRITON_SHARED_MEMORY = "POORWILL_TRITON_SHARED_MEMORY"
@@ -61,7 +64,7 @@ class Environment:
     """What they may take there, for each GPU"""
     graphs: bool = True
     """Whether CUDA graphs sleep on one GPU, from 0.32 on; `0`: only with `--sleep-mode-offload-cudagraph`"""
-    wake_timeout_s: float = 2.0
+    wake_timeout_s: float = WAKE_TIMEOUT_S
     """How long a start or a wake waits for memory that another process is about to release."""
     ranks_timeout_s: float = 300.0
     """How long a rank that is ready to sleep or wake waits for the other ranks, before it goes back"""
@@ -109,11 +112,6 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
     )
 
 
-def wants_sleep_mode(environ: Mapping[str, str] | None = None) -> bool:
-    """`sleep_mode` alone, for engines that may not use Poorwill."""
-    return _switch(os.environ if environ is None else environ, SLEEP_MODE, Environment.sleep_mode)
-
-
 def wants_graphs(environ: Mapping[str, str] | None = None) -> bool:
     """`graphs` alone."""
     return _switch(os.environ if environ is None else environ, GRAPHS, Environment.graphs)
@@ -143,15 +141,6 @@ def triton_shared_memory_bytes(environ: Mapping[str, str] | None = None) -> int 
 def record_folder(environ: Mapping[str, str] | None = None) -> str | None:
     """`record` alone. Any text is a folder, which is made when the record begins."""
     return (os.environ if environ is None else environ).get(RECORD, "").strip() or None
-
-
-def _switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
-    text = environ.get(name, "").strip()
-    if not text:
-        return default
-    if text not in ("0", "1"):
-        raise ValueError(f"{name}={text!r} is neither 0 nor 1")
-    return text == "1"
 
 
 def _keep_awake(environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -10,8 +10,8 @@ import importlib
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from poorwill._contract import Version
 from poorwill.vllm import _versions
-from poorwill.vllm._versions import Version
 
 Maker = tuple[Any, str]
 """An object, and the name of one of its functions."""

@@ -1,25 +1,23 @@
 """The vLLM versions that poorwill knows, and what it needs of each.
 
-A version number is not enough: a development build or a patched one has the number and not the functions. So
-`CONTRACT` lists what each hook needs, and `check` compares the running process's modules with it before any
-is replaced. A mismatch is refused at start, with the reason and a remedy.
+`CONTRACT` lists what each hook needs (`poorwill._contract`), and `check` compares the running process's
+modules with it before any is replaced. A mismatch is refused at start, with the reason and a remedy.
 
 Nothing here imports vLLM: it looks at modules that are imported already. The tests compare the same list
 with the sources of the versions in `TESTED`, by the same rule (`Need.problem`).
 """
 
 import importlib.metadata
-import inspect
-import re
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
+from poorwill._contract import Need, Version, dotted, find
+from poorwill._contract import in_module as _in_module
+from poorwill._contract import release as _release
+from poorwill._contract import tuner_of as tuner_of
 from poorwill._native import PoorwillError
-
-Version = tuple[int, int, int]
 
 OLDEST: Version = (0, 20, 0)
 """First known version."""
@@ -35,13 +33,6 @@ TESTED = (
 RUN = ("0.20.2", "0.33.0")
 """Those of them whose code the tests run with ours."""
 
-_RELEASE = re.compile(
-    r"v?(\d{1,9}(?:\.\d{1,9})+)"
-    r"(?:[-_.]?(?:a|alpha|b|beta|c|rc|pre|preview|post|rev|r|dev)[-_.]?\d*)*"
-    r"(?:\+[a-z0-9]+(?:[-_.][a-z0-9]+)*)?",
-    re.ASCII | re.IGNORECASE,
-)
-
 
 class UnsupportedVllmError(PoorwillError):
     """Poorwill cannot work in this vLLM.
@@ -54,97 +45,6 @@ WITHOUT_SLEEP = "unset POORWILL_SLEEP_MODE or choose --sleep-mode-backend cumem"
 WITHOUT_OFFLOAD = "unset POORWILL_OFFLOAD"
 WITHOUT_TRITON = "unset POORWILL_TRITON"
 """How to run without poorwill."""
-
-Kind = Literal["value", "field", "function", "method", "classmethod", "staticmethod", "kernel"]
-
-
-@dataclass(frozen=True)
-class Need:
-    """One thing that a hook needs in vLLM.
-
-    - `value`: can be read.
-    - `field`: an attribute of instances that `__init__` may set. A class does not show it, so only the tests
-      check it.
-    - `method`: is found in a class, and can be called like the remaining kinds.
-    - `kernel`: a tuned Triton kernel, which may have other parameters.
-    """
-
-    module: str
-    qualname: str
-    kind: Kind
-    parameters: tuple[str, ...] = ()
-    """Parameters that we pass or receive, in order, without `self`; `*args` and `**kwargs` by these names.
-
-    Further ones must have defaults.
-    """
-    is_whole: bool = False
-    """Whether further parameters are refused: the hook takes exactly these."""
-    is_async: bool = False
-    since: Version = OLDEST
-    """First version that has it."""
-    until: Version = TOO_NEW
-    """First version without it again."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.module}.{self.qualname}"
-
-    def concerns(self, version: Version) -> bool:
-        return self.since <= version < self.until
-
-    def problem(self, found: "Found") -> str | None:
-        """What is wrong with what was found, as the rest of a sentence that begins with its name."""
-        if self.kind in ("value", "field"):
-            return None
-        if found.kind != self.kind:
-            return f"is a {found.kind} and was a {self.kind}"
-        if found.is_async != self.is_async:
-            return "is asynchronous now" if found.is_async else "is not asynchronous any more"
-        return self._unfitting(found.parameters)
-
-    def _unfitting(self, found: tuple[inspect.Parameter, ...]) -> str | None:
-        names = [_starred(parameter) for parameter in found]
-        missing = [name for name in self.parameters if name not in names]
-        if missing:
-            return f"does not take {', '.join(missing)} but ({', '.join(names)})"
-        if self.kind == "kernel":
-            return None
-        ordered = [_starred(parameter) for parameter in found if parameter.kind in _BY_POSITION]
-        wanted = [name for name in self.parameters if name in ordered]
-        if ordered[: len(wanted)] != wanted:
-            return f"takes ({', '.join(names)}), and not {', '.join(wanted)} first"
-        others = [parameter for parameter in found if _starred(parameter) not in self.parameters]
-        if not self.is_whole:
-            others = [
-                other for other in others if other.default is other.empty and other.kind not in _STARRED
-            ]
-        if others:
-            return f"takes {', '.join(map(_starred, others))}, too"
-        return None
-
-
-@dataclass(frozen=True)
-class Found:
-    """What was found for a need, with the parameters of callables, without `self` and `cls`."""
-
-    kind: Kind
-    parameters: tuple[inspect.Parameter, ...] = ()
-    is_async: bool = False
-
-
-_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_STARRED: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-
-
-def _starred(parameter: inspect.Parameter) -> str:
-    return _STARRED.get(parameter.kind, "") + parameter.name
-
-
-def _in_module(module: str) -> Callable[..., Need]:
-    def need(qualname: str, kind: Kind, *parameters: str, **more: Any) -> Need:
-        return Need(module, qualname, kind, parameters, **more)
-
-    return need
 
 
 def _contract() -> Iterator[Need]:
@@ -491,11 +391,10 @@ CONTRACT: tuple[Need, ...] = (*_contract(), *_offload_contract(), *_triton_contr
 
 def parse(version: str, instead: str = WITHOUT_SLEEP) -> Version:
     """The release that a version belongs to: 0.20.2rc1.dev3+g123 counts as 0.20.2."""
-    matched = _RELEASE.fullmatch(version.strip())
-    if matched is None:
+    release = _release(version)
+    if release is None:
         raise _unsupported(version, "its version does not tell which release it belongs to", instead)
-    major, minor, patch, *_ = [*map(int, matched[1].split(".")), 0]
-    return (major, minor, patch)
+    return release
 
 
 def known(version: str, instead: str = WITHOUT_SLEEP) -> Version:
@@ -506,7 +405,7 @@ def known(version: str, instead: str = WITHOUT_SLEEP) -> Version:
         raise _unsupported(
             version,
             f"it is {'newer' if newer else 'older'} than what poorwill knows, "
-            f"which is {_dotted(OLDEST)} and later, below {_dotted(TOO_NEW)}",
+            f"which is {dotted(OLDEST)} and later, below {dotted(TOO_NEW)}",
             instead,
         )
     return release
@@ -537,7 +436,7 @@ def check(version: str, module: ModuleType, instead: str = WITHOUT_SLEEP) -> Non
     """
     for need in needs(version, module.__name__, instead):
         try:
-            found = _find(module, need)
+            found = find(module, need)
         except AttributeError:
             raise _unsupported(version, f"{need.name} is missing", instead) from None
         except (TypeError, ValueError) as error:
@@ -559,49 +458,8 @@ def refuse_unexpected(version: str, module: str, instead: str) -> None:
         raise _unsupported(version, f"the module {module} is not expected in it", instead)
 
 
-def tuner_of(kernel: Any) -> Any:
-    """The autotuner of a Triton kernel, above heuristics or below; `None` without one."""
-    while kernel is not None and not (hasattr(kernel, "configs") and hasattr(kernel, "early_config_prune")):
-        kernel = getattr(kernel, "fn", None)
-    return kernel
-
-
-def _find(module: ModuleType, need: Need) -> Found:
-    *path, name = need.qualname.split(".")
-    owner: Any = module
-    for part in path:
-        owner = getattr(owner, part)
-    if need.kind == "field":
-        return Found("field")
-    static = inspect.getattr_static(owner, name)
-    if need.kind == "value":
-        return Found("value")
-    if need.kind == "kernel":
-        tuner = tuner_of(static)
-        if tuner is None:
-            return Found("function" if inspect.isfunction(static) else "value")
-        return Found("kernel", tuple(map(_named, tuner.arg_names)))
-    if isinstance(static, (classmethod, staticmethod)):
-        kind: Kind = "classmethod" if isinstance(static, classmethod) else "staticmethod"
-        static = static.__func__
-    else:
-        kind = "method" if path else "function"
-    parameters = tuple(inspect.signature(static).parameters.values())
-    inner = inspect.unwrap(static)
-    is_async = inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner)
-    return Found(kind, parameters[kind in ("method", "classmethod") :], is_async)
-
-
-def _named(name: str) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-
 def _unsupported(version: str, what: str, instead: str = WITHOUT_SLEEP) -> UnsupportedVllmError:
     return UnsupportedVllmError(
         f"poorwill cannot work in vLLM {version}: {what}; it was tested with vLLM {' and '.join(RUN)}: "
         f"{instead} to do without poorwill, or upgrade it"
     )
-
-
-def _dotted(version: Version) -> str:
-    return ".".join(map(str, version))
