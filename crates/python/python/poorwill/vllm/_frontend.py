@@ -131,7 +131,7 @@ class _Watch:
     def look_beside(self, frontend: Any) -> "asyncio.Future[None]":
         """Queries the engine in a task that callers may await. One such query runs at a time."""
         if self._look is None or self._look.done():
-            self._look = asyncio.ensure_future(_look_async(frontend, self))
+            self._look = asyncio.ensure_future(_look_beside_async(frontend, self))
         return self._look
 
     def look_soon(self, frontend: Any) -> None:
@@ -288,6 +288,12 @@ async def _look_async(frontend: Any, watch: _Watch, turn: Turn | None = None) ->
         _not_asked(error)
 
 
+async def _look_beside_async(frontend: Any, watch: _Watch) -> None:
+    if watch.may_hibernate:
+        await watch.processes.look_async()
+    await _look_async(frontend, watch)
+
+
 async def _operate_async(
     frontend: Any, watch: _Watch, operation: Awaitable[Any], turn: Turn | None = None
 ) -> Any:
@@ -406,12 +412,8 @@ def _requesting(stock: Any) -> Callable[..., Any]:
             raise unavailable(watch.processes.refusal)
         if watch.refusal is not None and not watch.is_stale and not watch.changes and _is_alone(self):
             # At once, so that a client of a stream gets the status and not an error within the stream.
-            if watch.is_asleep:
-                # It may be off its GPU, where it could not answer.
-                watch.processes.look_soon()
-            else:
-                # If the weights were written on another path meanwhile, the next request finds out.
-                watch.look_soon(self)
+            # If another path has woken it, or written the weights, the next request finds out.
+            watch.look_soon(self)
             watch.refuse()
         return _requested(self, watch, functools.partial(stock, self, *args, **kwargs))
 
