@@ -409,6 +409,34 @@ def test_a_pause_that_fails_is_undone(vllm: Any) -> None:
     assert is_serving(engine)
 
 
+# Two sleeps at once, of several servers
+
+
+@pytest.mark.parametrize("paused_by", [None, "a pause", "level 0"])
+def test_the_second_of_two_sleeps_does_not_take_the_first_ones_pause_for_the_users(
+    engine: Any, paused_by: str | None
+) -> None:
+    if paused_by == "a pause":
+        engine.pause_scheduler("keep")
+    elif paused_by == "level 0":
+        engine.poorwill_part("pause", ["the user's", 0, "keep"])
+    for sleep in ("first", "second"):
+        engine.poorwill_part("pause", [sleep, 1, "keep"])
+    last(engine).fails["sleep"] = [PoorwillError("a shortfall")]
+    assert "a shortfall" in engine.poorwill_part("act", ["second", [1], 1, None])["error"]
+    state = engine.poorwill_part("take_back", ["second", 1])
+    given_up = engine.poorwill_part("act", ["first", [1], 1, None])
+    assert "given up, because the engine was resumed" in given_up["error"]
+    assert engine.poorwill_part("take_back", ["first", 1]) is None
+    assert asleep(engine) == frozenset()
+    if paused_by is None:
+        assert state.endswith("and the engine serves")
+        assert is_serving(engine)
+    else:
+        # A pause of the user's own outlives both.
+        assert engine.is_scheduler_paused()
+
+
 # Requests that finish first
 
 

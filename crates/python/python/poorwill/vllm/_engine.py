@@ -163,7 +163,7 @@ class _Engine:
         self._draining: tuple[int, Future[Any]] | None = None
         self._is_waking = False
         self._is_half_awake = False
-        # Whether the last wake left the weights asleep on purpose, and woke something else.
+        # Whether a wake by tag has left only the weights asleep.
         self._is_woken_by_tag = False
         # Whether only the missing weights hold the scheduler.
         self._is_held = False
@@ -381,7 +381,10 @@ class _Engine:
         try:
             result = stock(tags)
             self._is_half_awake = False
-            self._is_woken_by_tag = "weights" in self.asleep != set(TAGS)
+            if "weights" not in self.asleep:
+                self._is_woken_by_tag = False
+            elif "kv_cache" in (tags or ()):
+                self._is_woken_by_tag = True
             if self.executor.is_sleeping:
                 self.look()
             else:
