@@ -79,6 +79,12 @@ def alone(vllm: Any) -> Any:
     return asynchronous(vllm, EngineProcesses(vllm.engine(count=1)))
 
 
+def refused_by_core(vllm: Any) -> type[Exception]:
+    """What a server that knows of no sleep hears; before 0.33 it asks for the reason."""
+    error: type[Exception] = vllm.async_llm.GenerationError if vllm.minor >= 33 else NotReadyError
+    return error
+
+
 def pair(vllm: Any) -> tuple[Any, Any]:
     """Two processes of one server in front of the same engine."""
     processes = EngineProcesses(vllm.engine(count=1))
@@ -219,18 +225,52 @@ async def test_a_request_that_comes_while_others_finish_waits_for_the_sleep(vllm
 async def test_a_second_frontend_learns_that_the_engine_sleeps(vllm: Any) -> None:
     first, second = pair(vllm)
     await first.sleep(1)
-    if vllm.minor >= 33:
-        with pytest.raises(vllm.async_llm.GenerationError, match=re.escape(ASLEEP)):
-            await texts(generate(second, "a"))
-    else:
-        outputs = [output async for output in generate(second, "a")]
-        assert [output.finish_reason for output in outputs] == [vllm.core.FinishReason.ERROR]
+    with pytest.raises(refused_by_core(vllm), match=re.escape(ASLEEP)):
+        await texts(generate(second, "a"))
     await second.collective_rpc("synchronize_device")
     with pytest.raises(NotReadyError, match=re.escape(ASLEEP)):
         await texts(generate(second, "b"))
     # Which does not hear of the wake.
     await first.wake_up()
     assert await texts(generate(second, "c")) == ["token"] * 2
+
+
+@pytest.mark.parametrize("is_woken", [False, True])
+@runs
+async def test_a_pooling_request_that_the_core_refuses_hears_of_the_reason(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch, is_woken: bool
+) -> None:
+    """It gets nothing that looks like an output, also if the engine is awake when its server asks why."""
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(empty=lambda size: Embedding(size)))
+    first, second = pair(vllm)
+    await first.sleep(1)
+    [core] = first.processes.cores
+    asked: list[Any] = []
+    add = second.engine_core.add_request_async
+
+    async def add_pooling(request: Any) -> None:
+        request.pooling_params = SimpleNamespace(task="embed")
+        asked.append(request)
+        await add(request)
+        if is_woken:
+            core.wake_up()
+
+    second.engine_core.add_request_async = add_pooling
+    says = "the engine slept when the request came" if is_woken and vllm.minor < 33 else re.escape(ASLEEP)
+    with pytest.raises(refused_by_core(vllm), match=says):
+        await texts(encode(second))
+    assert len(asked) == 1
+    assert not core.scheduler.waiting
+
+
+class Embedding:
+    """An output of a pooling model, of so many numbers."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def numel(self) -> int:
+        return self._size
 
 
 @runs
@@ -249,12 +289,8 @@ async def test_a_second_frontend_learns_that_the_engine_is_not_ready(vllm: Any) 
     first, second = pair(vllm)
     await first.sleep(2)
     await first.wake_up()
-    if vllm.minor >= 33:
-        with pytest.raises(vllm.async_llm.GenerationError, match=NOT_WRITTEN):
-            await texts(generate(second, "a"))
-    else:
-        outputs = [output async for output in generate(second, "a")]
-        assert [output.finish_reason for output in outputs] == [vllm.core.FinishReason.ERROR]
+    with pytest.raises(refused_by_core(vllm), match=NOT_WRITTEN):
+        await texts(generate(second, "a"))
     with pytest.raises(NotReadyError, match=NOT_WRITTEN):
         await second.check_health()
     with pytest.raises(NotReadyError, match=NOT_WRITTEN):

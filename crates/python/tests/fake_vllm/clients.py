@@ -155,6 +155,13 @@ class OutputProcessor:
             finish = self.queues.pop if output.finish_reason is not None else self.queues.get
             waiting = finish(output.request_id, None)
             error = getattr(output, "error", None)
+            output.outputs = [
+                SimpleNamespace(
+                    finish_reason=None if output.finish_reason is None else str(output.finish_reason)
+                )
+            ]
+            if output.pooling_output is not None:
+                output.outputs = SimpleNamespace(data=output.pooling_output)
             if waiting is None:
                 direct.append(output)
             else:

@@ -4,7 +4,8 @@ It neither lets a request wait for a wake that may never come, nor answers with 
 comes during a sleep or a wake waits for its end.
 
 The hooks act only with poorwill's worker. After each operation they ask for the engine's state, for the next
-request and for the metrics. While the engine is ready, a request costs one look at an attribute.
+request and for the metrics. While the engine of a single server is ready, a request costs one look at an
+attribute. Of several servers each looks at its outputs, too, for the core's refusals.
 """
 
 import asyncio
@@ -398,13 +399,30 @@ async def _requested(
         watch.refuse()
     async with aclosing(request()) as outputs:  # type: ignore[type-var]
         async for output in outputs:
+            if _may_be_refused(output):
+                # By the core, since another server has put the engine to sleep.
+                await look_at_engines(frontend, watch)
+                watch.refuse()
+                if not isinstance(output.outputs, list):
+                    raise unavailable(
+                        "the engine slept when the request came, and is awake by now: ask again"
+                    )
             yield output
+
+
+def _may_be_refused(output: Any) -> bool:
+    """Whether the engine's core may have refused the request, which before 0.33 it does without a reason."""
+    outputs = output.outputs
+    if isinstance(outputs, list):
+        return any(each.finish_reason == "error" for each in outputs)
+    return not outputs.data.numel() and getattr(output, "error", None) is None
 
 
 def _requesting(stock: Any) -> Callable[..., Any]:
     def request(self: Any, *args: Any, **kwargs: Any) -> Any:
-        watch = vars(self).get(_WATCH)
-        if watch is None or (watch.is_clear and not watch.may_hibernate and not watch.changes):
+        watch = vars(self).get(_WATCH) if _is_alone(self) else watch_of(self)
+        is_ready = watch is None or (watch.is_clear and not watch.may_hibernate and not watch.changes)
+        if watch is None or (is_ready and _is_alone(self)):
             return stock(self, *args, **kwargs)
         if watch.processes.refusal is not None and _is_alone(self):
             # At once, as below. If the engine is back by now, the next request finds out.

@@ -367,6 +367,9 @@ def _contract() -> Iterator[Need]:
         since=(0, 33, 0),
     )
     yield need("EngineCoreProc.output_queue", "field")
+    for output in ("EngineCoreOutput", "EngineCoreOutputs"):
+        yield need(output, "value")
+    yield Need("vllm.v1.request", "Request.pooling_params", "field")
     yield need("RequestError", "value", since=(0, 33, 0))
     yield need("FinishReason", "value")
     yield Need("vllm.v1.core.sched.scheduler", "Scheduler.has_request", "field", since=(0, 33, 0))
