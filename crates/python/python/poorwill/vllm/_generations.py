@@ -89,7 +89,15 @@ class Vllm0_20:
 
     def answer_refused(self, module: Any, core: Any, request: Any, sentence: str) -> bool:
         """Answers a refused request in the core's process. Returns whether vLLM has to finish it."""
-        core._send_error_outputs_to_client([request.request_id], request.client_index)
+        if request.pooling_params is None:
+            core._send_error_outputs_to_client([request.request_id], request.client_index)
+            return False
+        # Without an output it would end all requests of that frontend, which takes an empty one for this.
+        nothing = importlib.import_module("torch").empty(0)
+        reason = module.FinishReason.ERROR
+        output = module.EngineCoreOutput(request.request_id, [], pooling_output=nothing, finish_reason=reason)
+        outputs = module.EngineCoreOutputs(finished_requests=[request.request_id], outputs=[output])
+        core.output_queue.put_nowait((request.client_index, outputs))
         return False
 
 
