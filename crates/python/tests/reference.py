@@ -72,6 +72,7 @@ a text like "cuda:0" or "host:8GiB", or a torch.device; `Cap` is an int, a float
 # Of each function that reads a setting: its type, the accepted values, and the unit.
 KINDS = {
     "_switch": ("switch", "`0`, `1`", ""),
+    "_keep_awake": ("names", "vLLM's tags, separated by commas", ""),
     "_compress": ("choice", "`auto`, `off`, `always`", ""),
     "_after_level2": ("choice", "`refuse`, `serve`", ""),
     "_folder": ("path", "a folder on a local disk", ""),

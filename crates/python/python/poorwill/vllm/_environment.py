@@ -10,6 +10,7 @@ from poorwill._ranks import RANKS_FOLDER as RANKS_FOLDER
 from poorwill._ranks import RANKS_TIMEOUT as RANKS_TIMEOUT
 from poorwill._ranks import folder as _folder
 from poorwill._ranks import seconds as _seconds
+from poorwill.vllm._versions import TAGS
 
 SLEEP_MODE = "POORWILL_SLEEP_MODE"
 OFFLOAD = "POORWILL_OFFLOAD"
@@ -18,6 +19,7 @@ HOST_BUDGET = "POORWILL_HOST_BUDGET"
 PAGEABLE = "POORWILL_PAGEABLE"
 PREPARE = "POORWILL_PREPARE"
 KEEP_BACKUPS = "POORWILL_KEEP_BACKUPS"
+KEEP_AWAKE = "POORWILL_KEEP_AWAKE"
 COMPRESS = "POORWILL_COMPRESS"
 DISK = "POORWILL_DISK"
 DISK_LIMIT = "POORWILL_DISK_LIMIT"
@@ -47,6 +49,8 @@ class Environment:
     """Whether the weights are backed up in the background once the engine has started."""
     keep_backups: bool = True
     """Whether backups stay in host memory after a wake, so that the next sleep copies only what changed."""
+    keep_awake: tuple[str, ...] = ()
+    """Tags that no sleep of the engine touches: `weights` where a trainer in the process shares them"""
     compress: Literal["auto", "off", "always"] = "auto"
     """Whether backups are stored as codes, of seven tenths of bf16 weights; `auto`: where codes are fast"""
     disk: str | None = None
@@ -56,7 +60,7 @@ class Environment:
     graphs: bool = True
     """Whether CUDA graphs sleep on one GPU, from 0.32 on; `0`: only with `--sleep-mode-offload-cudagraph`"""
     wake_timeout_s: float = 2.0
-    """How long a wake waits for memory that another process is about to release."""
+    """How long a start or a wake waits for memory that another process is about to release."""
     ranks_timeout_s: float = 300.0
     """How long a rank that is ready to sleep or wake waits for the other ranks, before it goes back"""
     ranks_folder: str | None = None
@@ -88,6 +92,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         pageable=_switch(given, PAGEABLE, default.pageable),
         prepare=_switch(given, PREPARE, default.prepare),
         keep_backups=_switch(given, KEEP_BACKUPS, default.keep_backups),
+        keep_awake=_keep_awake(given),
         compress=_compress(given),
         disk=_folder(given, DISK),
         disk_limit_bytes=_bytes(given, DISK_LIMIT),
@@ -159,6 +164,17 @@ def _switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
     if text not in ("0", "1"):
         raise ValueError(f"{name}={text!r} is neither 0 nor 1")
     return text == "1"
+
+
+def _keep_awake(environ: Mapping[str, str]) -> tuple[str, ...]:
+    names = [name.strip() for name in environ.get(KEEP_AWAKE, "").split(",") if name.strip()]
+    unknown = [name for name in names if name not in TAGS]
+    if unknown:
+        raise ValueError(
+            f"{KEEP_AWAKE}={environ[KEEP_AWAKE]!r} names {', '.join(unknown)}, which is no tag of vLLM's: "
+            f"there are {', '.join(sorted(TAGS))}"
+        )
+    return tuple(dict.fromkeys(names))
 
 
 def _compress(environ: Mapping[str, str]) -> Literal["auto", "off", "always"]:
