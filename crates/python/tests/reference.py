@@ -160,7 +160,9 @@ def settings() -> list[Setting]:
                 if isinstance(node, ast.Name) and node.id in variables
             )
         )
-        shown = {"False": "`0`", "True": "`1`", "None": "none"}.get(default, f"`{default.strip(chr(39))}`")
+        shown = {"False": "`0`", "True": "`1`", "None": "none", "()": "none"}.get(
+            default, f"`{default.strip(chr(39))}`"
+        )
         found.append(Setting(str(variables[constant]), call.func.id, shown.replace('"', ""), meaning))
     return found
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from poorwill._native import BudgetError
-from poorwill.vllm import _environment, _generations
+from poorwill.vllm import _environment, _generations, _starts
 from poorwill.vllm._budget import Envelope, gib
 from poorwill.vllm._wrapped import wrapped
 
@@ -172,7 +172,8 @@ class Graphs:
             self._resident_bytes = envelope.used_bytes(before)
             needed = profile_cache_bytes(runner) + min(self._count, _PROFILED) * GRAPH_BYTES
             envelope.refuse_what_cannot_fit("profiling CUDA graphs", needed, before, _PROFILE_LESS)
-            with self._watched("profiling", self._refuse_profile, _PROFILE_LESS):
+            watched = self._watched("profiling", self._refuse_profile, _PROFILE_LESS)
+            with _starts.measured(), watched:
                 return profile(*args, **kwargs)
 
         return profile_cudagraph_memory
@@ -180,10 +181,12 @@ class Graphs:
     def _held(self, capture: Callable[..., Any]) -> Callable[..., Any]:
         def capture_model(*args: Any, **kwargs: Any) -> Any:
             if not self._envelope.is_bounding:
-                return capture(*args, **kwargs)
+                with _starts.measured():
+                    return capture(*args, **kwargs)
             torch.cuda.empty_cache()
             self._before_bytes = self._used_bytes()
-            with self._watched("capturing", self._refuse_captured, self._next_step(0)):
+            watched = self._watched("capturing", self._refuse_captured, self._next_step(0))
+            with _starts.measured(), watched:
                 done = capture(*args, **kwargs)
             torch.cuda.empty_cache()
             used = self._used_bytes()

@@ -31,6 +31,7 @@ from poorwill.vllm import (
     _offload,
     _peers,
     _platform,
+    _starts,
     _versions,
 )
 from poorwill.vllm._budget import Envelope, gib
@@ -106,13 +107,15 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         try:
             self._open()
         except BaseException:
+            _starts.end()
             if Allocator.instance is None:
                 self._give_place_back()
             raise
 
     def _open(self) -> None:
         cap = self._environment.budget
-        with _budget.capped(gpu_worker, cap):
+        request = None if cap is None else _budget.request_under(cap)
+        with _starts.requesting([gpu_worker], self._environment.wake_timeout_s, request):
             super().init_device()
         self._envelope = Envelope(self, cap)
         before = Allocator.instance
@@ -164,11 +167,23 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         graphs = self._graphs = Graphs(self, envelope)
         envelope.refuse_cache_beside(loaded, "with the weights loaded", graphs.least_bytes)
         with graphs.profiled():
-            available = int(super().determine_available_memory())
+            available = self._profiled_available()
         # The cost of a pass is known now, and vLLM ignores it if the cache's size was given.
         passed = _memory.MemorySnapshot(device=self.device)
         envelope.refuse_cache_beside(passed, "after a pass of the model", graphs.least_bytes)
         return graphs.left_for_cache(available)
+
+    def _profiled_available(self) -> int:
+        try:
+            return int(super().determine_available_memory())
+        except AssertionError:
+            if not _starts.is_own(self.device.index):
+                logger.warning(
+                    "NVML does not list this process, so what others give back while it profiles cannot be "
+                    "told from its own: start it beside no process that ends or sleeps, or in the host's "
+                    "process namespace (hostPID, --pid=host)"
+                )
+            raise
 
     def initialize_from_config(self, *args: Any, **kwargs: Any) -> None:
         if _vllm.has_state_pool:
@@ -195,6 +210,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         # None where a worker joins an engine whose memory is known.
         with contextlib.nullcontext() if self._graphs is None else self._graphs.captured():
             done = super().compile_or_warm_up_model(*args, **kwargs)
+        _starts.end(self.device.index)
         # By now there are graphs and other state as well.
         self._warn_of_shortage()
         self._prepare_in_background()
@@ -205,6 +221,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             # The rest of it is not needed any more.
             self._preparation.cancel()
         self._unwritten.forget()
+        _starts.end()
         try:
             super().shutdown()
         finally:
