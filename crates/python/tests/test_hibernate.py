@@ -7,7 +7,7 @@ from pathlib import Path
 
 import poorwill
 import pytest
-from helpers import run
+from helpers import nvml_beside, run
 
 Target = Callable[..., int]
 

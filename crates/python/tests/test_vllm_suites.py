@@ -18,7 +18,7 @@ OTHERS = [version for version in played() if version not in RUN]
 SUITES = (
     *("vllm_worker_suite", "vllm_unwritten_suite", "vllm_ends_suite", "vllm_allocator_suite"),
     *("vllm_budget_suite", "vllm_graphs_suite", "vllm_connectors_suite", "vllm_record_suite"),
-    "vllm_starts_suite",
+    *("vllm_starts_suite", "vllm_others_suite"),
 )
 # What a quick run has of them: starting, sleeping and waking in the newest, and how each of them ends.
 QUICK = {
@@ -27,8 +27,7 @@ QUICK = {
     ("vllm_allocator_suite", RUN[-1]),
     ("vllm_ends_suite", RUN[0]),
     ("vllm_connectors_suite", RUN[0]),
-    ("vllm_starts_suite", RUN[0]),
-    ("vllm_starts_suite", RUN[-1]),
+    *((suite, version) for suite in ("vllm_starts_suite", "vllm_others_suite") for version in RUN),
 }
 each_offloader = pytest.mark.parametrize("suite", ["vllm_offload_suite", "vllm_offload_prefetch_suite"])
 
@@ -58,7 +57,7 @@ if OTHERS:
 
     @pytest.mark.every_minor
     @pytest.mark.parametrize("version", OTHERS)
-    @pytest.mark.parametrize("suite", [*SUITES[:3], "vllm_starts_suite"])
+    @pytest.mark.parametrize("suite", [*SUITES[:3], *SUITES[-2:]])
     def test_a_worker_of_any_version(
         subtests: pytest.Subtests,
         suite: str,

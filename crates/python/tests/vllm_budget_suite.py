@@ -134,7 +134,6 @@ def test_a_cap_beyond_what_is_free_is_refused(start: Start, cap: str) -> None:
 
 def test_weights_of_another_process_come_out_of_the_cap(start: Start) -> None:
     engine = start(POORWILL_BUDGET="512MiB").load()
-    gpu_worker = importlib.import_module("vllm.v1.worker.gpu_worker")
     request = importlib.import_module("poorwill.vllm._budget").request_under("512MiB")
     snapshot, cache = engine.worker.init_snapshot, engine.worker.cache_config
     assert request(snapshot, cache) == request(snapshot, cache, 0) == 512 * MIB

@@ -20,6 +20,7 @@ torch: Any = importlib.import_module("torch")
 GRAPHS: dict[str, Any] = {"enforce_eager": False, "cudagraph_mode": "FULL"}
 FOREVER = "3600"
 OTHERS_BYTES = 160 * MIB
+OWN = -1
 
 
 class Tenant:
@@ -28,8 +29,8 @@ class Tenant:
     def __init__(self) -> None:
         self._driver = driver.Driver()
         self._address = self.nbytes = 0
-        self.is_listed = True
-        """Whether NVML lists this process."""
+        self.figure: int | None = OWN
+        """What NVML says of this process: the truth, another figure, or nothing."""
 
     def take(self, nbytes: int = OTHERS_BYTES) -> None:
         self._address = self._driver.allocate(nbytes, 0, 0)
@@ -49,7 +50,9 @@ class Seen:
         self._budget = budget
         real = budget.process_used_bytes
         assert real is not None
-        self.process_used_bytes = real - tenant.nbytes if tenant.is_listed else None
+        self.process_used_bytes = tenant.figure
+        if tenant.figure == OWN:
+            self.process_used_bytes = real - tenant.nbytes
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._budget, name)
@@ -147,7 +150,7 @@ def test_a_cap_still_bounds_what_is_its_own(start: Start, tenant: Tenant) -> Non
 def test_without_nvml_the_gpu_is_measured_as_by_vllm(
     start: Start, tenant: Tenant, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tenant.is_listed = False
+    tenant.figure = None
     with caplog.at_level(logging.DEBUG, "vllm.poorwill"):
         alone = figures(opened(start))
     assert "the start measures all of cuda:0, as NVML does not list this process" in caplog.text
@@ -164,15 +167,13 @@ def test_without_nvml_the_gpu_is_measured_as_by_vllm(
 def test_a_figure_that_is_no_longer_ours_is_given_up(
     start: Start,
     tenant: Tenant,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     figure: int | None,
 ) -> None:
     """One of another process with our number, in a container with its own."""
     alone = figures(opened(start))
     engine = opened(start)
-    monkeypatch.setattr(Seen, "__init__", lambda self, budget, _: vars(self).update(_budget=budget))
-    monkeypatch.setattr(Seen, "process_used_bytes", figure, raising=False)
+    tenant.figure = figure
     assert figures(engine)[0] == alone[0]
     [warned] = [line for line in caplog.messages if "goes on with the free memory of cuda:0" in line]
     assert warned.startswith("NVML")
@@ -240,7 +241,7 @@ def test_what_is_free_is_not_waited_for(
 def test_what_does_not_come_is_refused_with_what_is_missing(
     start: Start, tenant: Tenant, is_listed: bool, settings: dict[str, Any], error: type[Exception], says: str
 ) -> None:
-    tenant.is_listed = is_listed
+    tenant.figure = OWN if is_listed else None
     tenant.take(600 * MIB)
     engine = start(**settings, POORWILL_WAKE_TIMEOUT="0")
     with pytest.raises(error) as refused:

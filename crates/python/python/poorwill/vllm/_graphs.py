@@ -84,7 +84,8 @@ class Graphs:
         """How much of vLLM's KV cache memory is left beside graphs. Raises BudgetError if none is."""
         worker, envelope = self._worker, self._envelope
         if not worker.cache_config.kv_cache_memory_bytes:
-            estimate = int(worker.cudagraph_memory_estimate)
+            # A class over vLLM's may have a profile of its own, which makes none.
+            estimate = int(getattr(worker, "cudagraph_memory_estimate", 0))
             reserved = estimate if _envs.VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS else 0
             if envelope.cap is not None:
                 self._is_reckoned_with = estimate > 0 or not self._count

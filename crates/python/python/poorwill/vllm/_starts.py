@@ -85,27 +85,37 @@ def end(ordinal: int | None = None) -> None:
         _first.pop(ordinal, None)
 
 
+class Requests:
+    """The requests for an engine's share, while its worker opens the GPU."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 @contextlib.contextmanager
 def requesting(
     modules: Iterable[ModuleType], timeout_s: float, instead: Request | None = None
-) -> Iterator[None]:
+) -> Iterator[Requests]:
     """While a worker opens its GPU: vLLM's request waits until the memory is free, and begins the start.
 
     `modules` are those that ask by the name `request_memory`, and `instead` is asked in the place of vLLM's.
     """
     end()
+    requests = Requests()
     with contextlib.ExitStack() as stack:
         for module in modules:
-            stack.enter_context(wrapped(module, "request_memory", _waiting(timeout_s, instead)))
-        yield
+            wrap = _waiting(requests, timeout_s, instead)
+            stack.enter_context(wrapped(module, "request_memory", wrap))
+        yield requests
 
 
-def _waiting(timeout_s: float, instead: Request | None) -> Callable[[Request], Request]:
+def _waiting(requests: Requests, timeout_s: float, instead: Request | None) -> Callable[[Request], Request]:
     def wrap(stock: Request) -> Request:
         ask = instead or stock
 
         @functools.wraps(stock)
         def request_memory(init_snapshot: Any, *rest: Any, **more: Any) -> int:
+            requests.count += 1
             emptied = copy.copy(init_snapshot)
             emptied.free_memory = sys.maxsize
             # Raises what no waiting changes.
@@ -115,7 +125,7 @@ def _waiting(timeout_s: float, instead: Request | None) -> Callable[[Request], R
                 requested_bytes = ask(init_snapshot, *rest, **more)
             except (ValueError, _native.BudgetError) as error:
                 raise type(error)(f"{error} {_missing(init_snapshot, needed_bytes, waited_s)}") from error
-            _begin(init_snapshot)
+            begin(init_snapshot)
             return requested_bytes
 
         return request_memory
@@ -158,7 +168,8 @@ def _missing(snapshot: Any, needed_bytes: int, waited_s: float) -> str:
     )
 
 
-def _begin(snapshot: Any) -> None:
+def begin(snapshot: Any) -> None:
+    """A start begins with its first snapshot."""
     ordinal, own = int(snapshot.device_.index), snapshot.own_bytes
     if own is None:
         logger.debug(

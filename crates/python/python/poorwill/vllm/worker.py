@@ -15,6 +15,7 @@ import contextlib
 import functools
 import importlib
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -29,6 +30,7 @@ from poorwill.vllm import (
     _generations,
     _hooks,
     _offload,
+    _patches,
     _peers,
     _platform,
     _starts,
@@ -72,6 +74,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _hooks.refuse()
+        # Before the contract, which a patch may break.
+        _patches.refuse(_cumem.CuMemAllocator, _environment.read().keep_awake)
         for module in (_memory, _cumem):
             _versions.check(_versions.running(), module)
         # A spawned process has decided nothing itself, and configures drafters.
@@ -97,13 +101,16 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
     # Starting
 
     def init_device(self) -> None:
+        _patches.refuse(_cumem.CuMemAllocator, self._environment.keep_awake)
         _budget.install(_memory)
         if Allocator.instance is not None:
             # What an earlier engine left is freed before vLLM measures.
             Allocator.instance.settle()
         # From now on vLLM's allocator is ours.
         if _cumem.CuMemAllocator is not Allocator:
-            Allocator.stock, _cumem.CuMemAllocator = _cumem.CuMemAllocator, Allocator
+            Allocator.stock = _cumem.CuMemAllocator
+        for module in (_cumem, *self._modules("CuMemAllocator", Allocator.stock)):
+            module.CuMemAllocator = Allocator
         try:
             self._open()
         except BaseException:
@@ -115,8 +122,11 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
     def _open(self) -> None:
         cap = self._environment.budget
         request = None if cap is None else _budget.request_under(cap)
-        with _starts.requesting([gpu_worker], self._environment.wake_timeout_s, request):
+        asking = [gpu_worker, *self._modules("request_memory", gpu_worker.request_memory)]
+        with _starts.requesting(asking, self._environment.wake_timeout_s, request) as requests:
             super().init_device()
+        if not requests.count:
+            self._refuse_own_share()
         self._envelope = Envelope(self, cap)
         before = Allocator.instance
         self._allocator = Allocator.open(
@@ -228,11 +238,34 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             if self._is_its_owner and self._allocator is Allocator.instance:
                 self._give_place_back()
 
-    @staticmethod
-    def _give_place_back() -> None:
+    def _give_place_back(self) -> None:
         """The next engine of this process may use vLLM's own sleep."""
         if Allocator.stock is not None:
-            _cumem.CuMemAllocator = Allocator.stock
+            for module in (_cumem, *self._modules("CuMemAllocator", Allocator)):
+                module.CuMemAllocator = Allocator.stock
+
+    def _modules(self, name: str, value: object) -> list[Any]:
+        """The modules of the classes that ours is over, where a name is bound to this."""
+        kinds = type(self).__mro__
+        others = kinds[: kinds.index(gpu_worker.Worker)]
+        modules = (sys.modules.get(kind.__module__) for kind in others)
+        return [each for each in modules if each is not None and vars(each).get(name) is value]
+
+    def _refuse_own_share(self) -> None:
+        """Raises ConfigurationError where a class that ours is over opens the GPU without vLLM's request."""
+        kind = next(kind for kind in type(self).__mro__ if kind is not Worker and "init_device" in vars(kind))
+        said = f"{kind.__module__}.{kind.__qualname__} opens the GPU without vLLM's request_memory"
+        if self._environment.budget is not None:
+            raise _platform.ConfigurationError(
+                f"{said}, so {_environment.BUDGET} cannot hold it: use --gpu-memory-utilization"
+            )
+        for name in ("init_snapshot", "requested_memory", "device"):
+            if not hasattr(self, name):
+                raise _platform.ConfigurationError(
+                    f"{said}, and leaves no {name}: it needs vLLM's init_device"
+                )
+        logger.info("%s: its start waits for no memory of others", said)
+        _starts.begin(self.init_snapshot)
 
     # Sleeping and waking
 
@@ -633,7 +666,8 @@ def _refusing(name: str) -> Any:
     @functools.wraps(stock)
     def refusing(self: Worker, *args: Any, **kwargs: Any) -> Any:
         self._refuse_asleep(name)
-        return stock(self, *args, **kwargs)
+        # Where ours is over another class, that one's.
+        return getattr(super(Worker, self), name)(*args, **kwargs)
 
     return refusing
 
