@@ -213,13 +213,13 @@ def test_what_cannot_be_ours_is_refused_by_name(start: Start, version: str, fram
     assert "Poorwill's worker cannot be put before: no subclass" in refusal(named(framework, final, "Odd"))
 
 
-def _no_subclass(cls: type, **_: Any) -> None:
+def _no_subclass(_: Any, /, **__: Any) -> None:
     raise TypeError("no subclass")
 
 
 def test_a_class_that_makes_another_is_refused(start: Start, version: str, framework: ModuleType) -> None:
     other = type("Other", (stock(),), {})
-    body = {"__new__": lambda cls, *args, **kwargs: object.__new__(other)}
+    body: dict[str, Any] = {"__new__": lambda cls, *args, **kwargs: object.__new__(other)}
     name = named(framework, type("Special", (stock(),), body))
     with pytest.raises(platform().ConfigurationError, match="whose __new__ makes a Other"):
         over(start, version, name)
@@ -347,7 +347,7 @@ def test_a_patch_of_ours_is_refused_by_the_next_engine(start: Start) -> None:
     kind = type(first.allocator)
     before = kind.sleep
     first.end()
-    importlib.import_module("vllm.device_allocator.cumem").CuMemAllocator = kind
+    vars(importlib.import_module("vllm.device_allocator.cumem"))["CuMemAllocator"] = kind
     kind.sleep = written_in(UNSLOTH)
     try:
         with pytest.raises(ValueError, match=ADVICE):
