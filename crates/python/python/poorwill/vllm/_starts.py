@@ -1,9 +1,9 @@
 """What an engine's start measures of its GPU, whatever other processes take and give back meanwhile.
 
 vLLM reads the GPU's free memory again and again in a start, and takes every difference for its own. Where
-NVML lists this process, its own use is known: from the engine's first snapshot on, free memory is what was
-free then, less what this process took since. Where NVML does not (in most containers, in WSL), the figures
-are the GPU's, as in vLLM.
+NVML lists this process, its own use is known. From the engine's first snapshot on, free memory is then what
+was free there, less what this process took since. Where NVML does not (in most containers, in WSL), the
+figures are the GPU's, as in vLLM.
 
 A start also waits for memory that others are about to release, for as long as a wake does.
 """

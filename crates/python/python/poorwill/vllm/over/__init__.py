@@ -1,9 +1,9 @@
 """Worker classes of others with Poorwill's before them: `poorwill.vllm.over.MODULE.CLASS`.
 
 vLLM imports an engine's worker class by its name, in every process. Below this package each module has the
-classes of the module that its name ends with: `poorwill.vllm.over.mine.workers.Mine` is a class that derives
-from our worker and from `mine.workers.Mine`, which has to derive from vLLM's. Theirs is imported when the
-class is asked for, and a class that cannot be ours is refused by its name.
+classes of the module that its name ends with: `poorwill.vllm.over.mine.workers.Mine` derives from our worker
+and from `mine.workers.Mine`. That one has to derive from vLLM's worker, and is imported when it is asked for.
+A class that cannot be ours is refused by its name.
 """
 
 import importlib
