@@ -37,8 +37,8 @@ def install(memory_module: Any) -> None:
 def request_under(cap: str) -> _starts.Request:
     """What asks for the user's cap in the place of vLLM's share of the total."""
 
-    def requested(init_snapshot: Any, cache_config: Any, *rest: Any) -> int:
-        return _requested(init_snapshot, cap, *rest)
+    def requested(init_snapshot: Any, cache_config: Any, external_weight_memory: int = 0) -> int:
+        return _requested(init_snapshot, cap, external_weight_memory)
 
     return requested
 

@@ -66,6 +66,9 @@ _NAMED = 3
 # vLLM's message and error class where less memory is free after a sleep than before.
 _LESS_FREE = "Memory usage increased after sleeping."
 
+# And where more is free after profiling than before.
+_MORE_FREE = "Error in memory profiling."
+
 _vllm = _generations.chosen()
 
 
@@ -186,8 +189,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
     def _profiled_available(self) -> int:
         try:
             return int(super().determine_available_memory())
-        except AssertionError:
-            if not _starts.is_own(self.device.index):
+        except AssertionError as error:
+            if str(error).startswith(_MORE_FREE) and not _starts.is_own(self.device.index):
                 logger.warning(
                     "NVML does not list this process, so what others give back while it profiles cannot be "
                     "told from its own: start it beside no process that ends or sleeps, or in the host's "
