@@ -7,7 +7,7 @@ from pathlib import Path
 
 import poorwill
 import pytest
-from helpers import run
+from helpers import nvml_beside, run
 
 Target = Callable[..., int]
 
@@ -83,20 +83,9 @@ class Targets:
 @pytest.fixture
 def taken(fake: dict[str, str], tmp_path: Path) -> dict[str, str]:
     """An environment in which processes can be taken off."""
-    processes = tmp_path / "processes"
-    processes.mkdir()
     runtime = tmp_path / "runtime"
     runtime.mkdir(mode=0o700)
-    # The fake of NVML, which knows what processes hold, lies beside that of CUDA.
-    cuda = (tmp_path / "libcuda.so.1").resolve()
-    (tmp_path / "libnvidia-ml.so.1").symlink_to(cuda.with_name("libpoorwill_fake_nvml.so"))
-    gpus = (f"GPU-706f6f72-7769-6c6c-4000-80000000000{gpu}:total=1GiB" for gpu in range(2))
-    return {
-        **fake,
-        "POORWILL_FAKE_CUDA_PROCESSES": str(processes),
-        "POORWILL_FAKE_NVML_DEVICES": ",".join(gpus),
-        "XDG_RUNTIME_DIR": str(runtime),
-    }
+    return {**fake, **nvml_beside(fake), "XDG_RUNTIME_DIR": str(runtime)}
 
 
 @pytest.fixture

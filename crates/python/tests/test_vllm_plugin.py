@@ -526,7 +526,12 @@ COMPLAINT = r"{} is given, but sleep mode is off: add --enable-sleep-mode"
             )
             for backend in (None, "cumem")
         ),
-        ("", {"worker_cls": "of.mine"}, "--worker-cls is of.mine: leave it away, and have"),
+        # Another class is put under ours, once.
+        ("", {"worker_cls": "of.mine.Worker"}, f"{_platform.OVER}of.mine.Worker"),
+        ("", {"worker_cls": f"{_platform.OVER}of.mine.Worker"}, f"{_platform.OVER}of.mine.Worker"),
+        ("", {"worker_cls": "auto"}, "--worker-cls is 'auto', which is no MODULE.CLASS: put the class"),
+        ("", {"worker_cls": "of..mine"}, "is 'of..mine', which is no MODULE.CLASS"),
+        ("", {"worker_cls": b"of.mine"}, "is b'of.mine', which is no MODULE.CLASS"),
     ],
 )
 def test_who_gets_our_worker(
@@ -541,7 +546,33 @@ def test_who_gets_our_worker(
         assert type(refused.value) is ConfigurationError
         return
     assert [decided(made), decided(made)] == [gets] * 2
-    assert _platform.is_active(made) == (gets == _platform.WORKER)
+    assert _platform.is_active(made) == gets.startswith("poorwill.")
+
+
+def test_vllm_omnis_other_stages_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "poorwill.vllm._platform"):
+        decided(config("of.mine.Worker"))
+        assert caplog.messages == []
+        decided(config("vllm_omni.worker.gpu_ar_worker.GPUARWorker"))
+    assert caplog.messages == [
+        "diffusion stages of vLLM-Omni use vLLM's allocator, and sleep as without Poorwill"
+    ]
+
+
+def test_modules_over_others_are_found_in_any_process() -> None:
+    """By their names alone, as a spawned worker or Ray imports them. Theirs is looked at with the class."""
+    script = (
+        "import importlib, sys; over = importlib.import_module('poorwill.vllm.over.no.such.module');"
+        "again = importlib.import_module('poorwill.vllm.over.json.decoder');"
+        "print(over.__name__, 'torch' in sys.modules, hasattr(again, '__file__'));"
+        "over.Worker"
+    )
+    ran = subprocess.run([sys.executable, "-B", "-c", script], capture_output=True, text=True, check=False)
+    assert ran.stdout == "poorwill.vllm.over.no.such.module False False\n"
+    said = (
+        "ConfigurationError: --worker-cls is no.such.module.Worker, which cannot be imported here: No module"
+    )
+    assert said in ran.stderr
 
 
 def test_no_model_is_nothing_to_decide(monkeypatch: pytest.MonkeyPatch) -> None:
