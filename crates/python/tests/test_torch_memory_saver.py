@@ -139,6 +139,43 @@ def test_who_imports_it_is_told_of_a_switch_that_cannot_be_read(tmp_path: Path, 
     assert errors == ""
 
 
+WITH_TORCH = """
+import json, sys
+sys.path.insert(0, {folder!r})
+try:
+    import torch_memory_saver
+except ImportError as error:
+    print(json.dumps([type(error).__name__, str(error), "torch_memory_saver" in sys.modules]))
+else:
+    print(json.dumps(torch_memory_saver.__name__))
+"""
+
+
+def with_torch(folder: Path, version: str) -> Any:
+    """What a process says of the import where this PyTorch is installed, which nobody imports."""
+    info = folder / "metadata" / f"torch-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+    return said(WITH_TORCH.format(folder=str(info.parent)), folder, **{SWITCH: "1"})[0]
+
+
+@pytest.mark.parametrize("version", ["2.9.1", "2.10.0+cu128"])
+def test_an_older_pytorch_is_refused_by_the_import(tmp_path: Path, version: str) -> None:
+    """AReaL 1.0 pins one, and does without torch_memory_saver only where its import fails."""
+    kind, message, is_there = with_torch(tmp_path, version)
+    assert kind == "UnsupportedTorchError"
+    assert message == (
+        f"PyTorch {version} is too old for poorwill's pools: install torch 2.11 or later, "
+        f"or unset {SWITCH} to have torch_memory_saver's own package"
+    )
+    assert not is_there
+
+
+@pytest.mark.parametrize("version", ["2.11.0+cu130", "2.15.0", "3.0.0a0+git1234"])
+def test_a_newer_one_is_not(tmp_path: Path, version: str) -> None:
+    assert with_torch(tmp_path, version) == "poorwill.compat.torch_memory_saver"
+
+
 SCRIPTS = {
     "too late": """
 import torch_memory_saver
