@@ -103,7 +103,7 @@ class Stock:
             init_module=Stub("init_module"),
             **{theirs: self._bound(ours) for theirs, ours in bindings.items()},
         )
-        platform = Stub("platform")
+        platform: Any = Stub("platform")
         platform.is_cuda_alike = lambda: True
         loader.give("vllm.platforms", current_platform=platform)
         loader.give("torch", empty=lambda *_, **__: self._memory.take(is_host=True))
@@ -139,7 +139,7 @@ class Stock:
         )
         made.reload_weights()
         memory.write(made.buffer.address, "angles")
-        model = Stub("model")
+        model: Any = Stub("model")
         model.named_buffers = lambda: iter([("rotary", made.buffer)])
         model.named_parameters = lambda: iter([("weight", made.weight)])
         made.model_runner = Stub("model_runner")
