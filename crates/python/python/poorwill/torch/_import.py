@@ -5,8 +5,6 @@ from typing import Any
 
 from poorwill._torch_version import OLDEST_NAME, UnsupportedTorchError, refuse_older
 
-__all__ = ["DispatchMode", "UnsupportedTorchError", "torch"]
-
 
 def _import() -> Any:
     try:
