@@ -31,7 +31,7 @@ pub(crate) fn interruptible<T: Send>(py: Python<'_>, call: impl FnOnce() -> T + 
             let worker = worker.spawn_scoped(scope, carried_out).map_err(refused)?;
             let mut raised = None;
             while ended.recv_timeout(POLL_INTERVAL_MAX) == Err(RecvTimeoutError::Timeout) {
-                raised = Python::try_attach(|py| py.check_signals()).and_then(Result::err);
+                raised = Python::try_attach(signal_raised).and_then(Result::err);
                 if raised.is_some() {
                     token.cancel();
                     break;
@@ -41,6 +41,11 @@ pub(crate) fn interruptible<T: Send>(py: Python<'_>, call: impl FnOnce() -> T + 
             raised.map_or(Ok(done), Err)
         })
     })
+}
+
+/// Runs the handlers of signals that have come, and returns what one raises.
+pub(crate) fn signal_raised(py: Python<'_>) -> PyResult<()> {
+    py.check_signals()
 }
 
 /// Whether this is the thread on which Python runs them.
