@@ -45,7 +45,7 @@ Commands:
                   ARGS go to `cargo test`: `cargo xtask test -- --package poorwill-core-tests pool`
   test --full     everything: usual cases of random tests (fewer over the fake library and on a GPU, as the
                   same code runs on the host device), long tests, rotation's page in a browser, every
-                  version of vLLM (another 0.5 GB), the Python package over PyTorch (0.75 GB to fetch,
+                  version of vLLM (another 0.5 GB), the Python package over PyTorch (0.9 GB to fetch,
                   once)
   test --rest     what --full has beyond a quick run that came before: what this left out, and again what
                   does more with the usual effort; of vLLM the contract with every version
@@ -56,7 +56,7 @@ Commands:
   dist            the wheels of the Python package, for this machine and for what else the compiler
                   builds for, checked: what their libraries need, and installed under every CPython here
   licenses        write the licences of what the wheels link again
-  vllm            the plugins for vLLM and SGLang against the sources of every version, fetched once (0.7 GB)
+  vllm            the plugins for vLLM and SGLang against the sources of every version, fetched once (0.8 GB)
   clients         stock clients of OpenAI's and Anthropic's APIs against a rotation of mock engines: for Python (fetched
                   once), JavaScript, Java and a page in Chromium where these are here, and curl
   bench NAME [ARGS]

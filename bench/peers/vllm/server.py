@@ -147,7 +147,7 @@ def request_while_asleep(visitor: Visitor) -> tuple[bool, dict]:
 
 
 def by_tag(visitor: Visitor, order: list[str]) -> tuple[bool, dict]:
-    """A request that is sent between the two tags has to wait as well."""
+    """A request that is sent between the two tags waits or is refused as well."""
     client = visitor.client
     slept, first_wake = client.sleep(1), client.wake(order[0])
     between = client.sleeps()

@@ -29,9 +29,9 @@ pub use driver::{
     StreamId,
 };
 pub use pool::{
-    AllocRequest, BackupView, Block, BlockId, BlockKind, BlockSnapshot, HeldTag, Hold, Level, LostRange,
-    OnProgress, Pool, PoolConfig, PoolError, PoolStats, Preparation, PrepareEnd, PrepareProgress,
-    PrepareReport, Release, SegmentSnapshot, SleepPhases, SleepReport, SleepRequest, Snapshot, Staged,
-    TagStats, Verify, WakePhases, WakeProgress, WakeReport, WakeRequest,
+    AllocRequest, BackupView, Block, BlockId, BlockKind, BlockSnapshot, CancellationToken, HeldTag, Hold,
+    Level, LostRange, OnProgress, Pool, PoolConfig, PoolError, PoolStats, Preparation, PrepareEnd,
+    PrepareProgress, PrepareReport, Release, SegmentSnapshot, SleepPhases, SleepReport, SleepRequest,
+    Snapshot, Staged, TagStats, Verify, WakePhases, WakeProgress, WakeReport, WakeRequest,
 };
 pub use tag::{Changes, Dropped, InvalidTag, SleepAction, StoredAs, Tag, TagPolicy, TagState};

@@ -63,14 +63,14 @@ pub use device::{DeviceSpec, HOST_CAPACITY_BYTES_DEFAULT, ParseDeviceError};
 pub use open::{Device, DeviceOptions, HostMemoryUse, OpenError, Peers, shared_memory_per_block_bytes};
 pub use owned::OwnedBlock;
 pub use poorwill_core::{
-    AllocRequest, BackupView, Block, BlockId, Budget, ByteSize, Cap, Changes, Claim, ClaimError, CopyPart,
-    DIGEST_VERSION, Decision, DecisionError, DeviceInfo, DeviceRange, Digest, Driver, DriverError,
-    DriverErrorKind, Dropped, Envelope, HeldTag, Hold, HostBuffer, HostMemory, HostMemoryInfo, InvalidTag,
-    Level, LocalDecision, LostRange, MemoryInfo, Op, ParseSizeError, Pending, Pool, PoolConfig, PoolError,
-    PoolStats, Preparation, PrepareEnd, PrepareProgress, PrepareReport, ProcessMemory, Release, SleepAction,
-    SleepPhases, SleepReport, SleepRequest, Snapshot, Staged, StoredAs, StreamId, Tag, TagPolicy, TagState,
-    Verdict, Verify, WakePhases, WakeProgress, WakeReport, WakeRequest, backup, chain, codec, decision,
-    digest, driver, pool, tag,
+    AllocRequest, BackupView, Block, BlockId, Budget, ByteSize, CancellationToken, Cap, Changes, Claim,
+    ClaimError, CopyPart, DIGEST_VERSION, Decision, DecisionError, DeviceInfo, DeviceRange, Digest, Driver,
+    DriverError, DriverErrorKind, Dropped, Envelope, HeldTag, Hold, HostBuffer, HostMemory, HostMemoryInfo,
+    InvalidTag, Level, LocalDecision, LostRange, MemoryInfo, Op, ParseSizeError, Pending, Pool, PoolConfig,
+    PoolError, PoolStats, Preparation, PrepareEnd, PrepareProgress, PrepareReport, ProcessMemory, Release,
+    SleepAction, SleepPhases, SleepReport, SleepRequest, Snapshot, Staged, StoredAs, StreamId, Tag,
+    TagPolicy, TagState, Verdict, Verify, WakePhases, WakeProgress, WakeReport, WakeRequest, backup, chain,
+    codec, decision, digest, driver, pool, tag,
 };
 #[cfg(target_os = "linux")]
 pub use poorwill_driver::system::proc;

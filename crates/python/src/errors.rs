@@ -31,25 +31,25 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 
 fn sleep_error(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    const ABOUT: &str = "A sleep or its preparation failed; the message says in which state that leaves the tags.\n\n\
-        `report` is set where the tags sleep, but part of their memory could not be released.";
-    class(py, &CLASS, "SleepError", ABOUT, &["report"], &[], &[py.get_type::<PoorwillError>()])
+    const ABOUT: &str =
+        "A sleep or its preparation failed; the message says in which state that leaves the tags.";
+    const ATTRIBUTES: Attributes =
+        &[("report", "Set where the tags sleep, but part of their memory could not be released.")];
+    class(py, &CLASS, ("SleepError", ABOUT), ATTRIBUTES, &[], &[py.get_type::<PoorwillError>()])
 }
 
 fn hibernate_error(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    const ABOUT: &str = "Processes could not be taken off their GPUs, or put back.\n\n\
-        `kind` is the reason's name, `pid` the process that failed, if it is one. `left` has the state of each \
-        process that does not run as before, by pid; it is empty where nothing was changed.";
-    class(
-        py,
-        &CLASS,
-        "HibernateError",
-        ABOUT,
-        &["kind", "pid", "left"],
-        &[],
-        &[py.get_type::<PoorwillError>()],
-    )
+    const ABOUT: &str = "Processes could not be taken off their GPUs, or put back.";
+    const ATTRIBUTES: Attributes = &[
+        ("kind", "Name of the reason."),
+        ("pid", "The process that failed, if it is one."),
+        (
+            "left",
+            "State of each process that does not run as before, by pid; empty where nothing was changed.",
+        ),
+    ];
+    class(py, &CLASS, ("HibernateError", ABOUT), ATTRIBUTES, &[], &[py.get_type::<PoorwillError>()])
 }
 
 /// An attribute of `HibernateError`.
@@ -70,36 +70,49 @@ pub(crate) fn not_hibernated(py: Python<'_>, error: &HibernateError) -> PyErr {
     raised(hibernate_error(py), chain(error), details)
 }
 
-/// Attributes of `OutOfMemoryError`; unknown ones are None.
-const FIGURES: [&str; 6] =
-    ["needed_bytes", "limit_bytes", "live_bytes", "mapped_bytes", "reclaimable_bytes", "device_free_bytes"];
+/// Of an exception: names, and what they are.
+type Attributes = &'static [(&'static str, &'static str)];
+
+/// Of `OutOfMemoryError`; unknown ones are None.
+const FIGURES: Attributes = &[
+    ("needed_bytes", "Needed beyond what could be reclaimed."),
+    ("limit_bytes", "Most that the arena may map."),
+    ("live_bytes", "In use by live blocks."),
+    ("mapped_bytes", "Device memory held."),
+    ("reclaimable_bytes", "Held, and in use by no block."),
+    ("device_free_bytes", "Free on the device, where that was full."),
+];
 
 /// An old name, which works until the next release.
 const RENAMED: (&str, &str) = (concat!("idle", "_bytes"), "reclaimable_bytes");
 
+fn figures(known: impl IntoIterator<Item = u64>) -> impl Iterator<Item = (&'static str, u64)> {
+    FIGURES.iter().map(|(name, _)| *name).zip(known)
+}
+
 fn out_of_memory_error(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    const ABOUT: &str = "More memory than the arena's limit allows, or than the device has.\n\n\
-        `needed_bytes` is what was needed beyond what could be reclaimed. Unknown figures are None.";
+    const ABOUT: &str =
+        "More memory than the arena's limit allows, or than the device has. Unknown figures are None.";
     let bases = [py.get_type::<PoorwillError>(), py.get_type::<PyMemoryError>()];
-    class(py, &CLASS, "OutOfMemoryError", ABOUT, &FIGURES, &[RENAMED], &bases)
+    class(py, &CLASS, ("OutOfMemoryError", ABOUT), FIGURES, &[RENAMED], &bases)
 }
 
 /// Creates an exception class, once, with attributes that default to None.
 fn class<'py>(
     py: Python<'py>,
     kept: &'static PyOnceLock<Py<PyType>>,
-    name: &str,
-    about: &str,
-    attributes: &[&str],
+    (name, about): (&str, &str),
+    attributes: Attributes,
     renamed: &[(&str, &str)],
     bases: &[Bound<'py, PyType>],
 ) -> PyResult<&'py Bound<'py, PyType>> {
     let made = kept.get_or_try_init(py, || {
         let members = PyDict::new(py);
         members.set_item("__module__", "poorwill")?;
-        members.set_item("__doc__", about)?;
-        attributes.iter().try_for_each(|attribute| members.set_item(attribute, py.None()))?;
+        let described = attributes.iter().map(|(attribute, about)| format!("\n- `{attribute}`: {about}"));
+        members.set_item("__doc__", format!("{about}\n{}", described.collect::<String>()))?;
+        attributes.iter().try_for_each(|(attribute, _)| members.set_item(attribute, py.None()))?;
         for (old, new) in renamed {
             let read = py.import("operator")?.getattr("attrgetter")?.call1((*new,))?;
             let about = format!("Deprecated: the old name of `{new}`.");
@@ -137,7 +150,7 @@ pub(crate) fn failed(py: Python<'_>, error: &PoolError) -> PyErr {
             let poorwill::pool::Usage { limit_bytes, live_bytes, mapped_bytes, reclaimable_bytes, .. } =
                 *usage;
             let known = [*needed_bytes, limit_bytes, live_bytes, mapped_bytes, reclaimable_bytes];
-            raised(out_of_memory_error(py), words, FIGURES.into_iter().zip(known))
+            raised(out_of_memory_error(py), words, figures(known))
         }
         PoolError::DeviceFull { shortage, usage, .. } => {
             let poorwill::pool::Usage { limit_bytes, live_bytes, mapped_bytes, reclaimable_bytes, .. } =
@@ -150,7 +163,7 @@ pub(crate) fn failed(py: Python<'_>, error: &PoolError) -> PyErr {
                 reclaimable_bytes,
                 shortage.free_bytes,
             ];
-            raised(out_of_memory_error(py), words, FIGURES.into_iter().zip(known))
+            raised(out_of_memory_error(py), words, figures(known))
         }
         PoolError::Shortfall { report, .. } => {
             let report = SleepReport::from(report.as_ref().clone());
@@ -182,7 +195,7 @@ pub(crate) fn failed(py: Python<'_>, error: &PoolError) -> PyErr {
 }
 
 pub(crate) fn out_of_host_memory(py: Python<'_>, error: impl Display, needed_bytes: u64) -> PyErr {
-    raised(out_of_memory_error(py), error, [(FIGURES[0], needed_bytes)])
+    raised(out_of_memory_error(py), error, figures([needed_bytes]))
 }
 
 pub(crate) fn not_opened(error: &OpenError) -> PyErr {

@@ -8,7 +8,7 @@ use poorwill::hibernation::{
     ProcessState, Recovery,
 };
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyString};
+use pyo3::types::{PyBytes, PyDict, PyString};
 
 use crate::errors::{invalid, not_hibernated, wrong_type};
 use crate::process::ProcessOwned;
@@ -176,7 +176,7 @@ report! {
         format!("of {}: {host} of host memory, {:.1} ms", processes(it.processes.len()), it.total_ms)
     };
     /// Its processes, in the order of the call.
-    processes: Vec<HibernatedProcess> = |it| it.processes.iter().cloned().map(HibernatedProcess).collect();
+    processes: Vec<HibernatedProcess> = |it| it.processes.iter().cloned().map(HibernatedProcess::from).collect();
     /// Host memory that it takes; None where the driver keeps no figure.
     host_bytes: Option<u64> = |it| it.host_bytes;
     /// Whole duration.
@@ -203,7 +203,7 @@ report! {
         format!("of {}: {:.1} ms", processes(it.processes.len()), it.total_ms)
     };
     /// Its processes, in the order of the call.
-    processes: Vec<ResumedProcess> = |it| it.processes.iter().cloned().map(ResumedProcess).collect();
+    processes: Vec<ResumedProcess> = |it| it.processes.iter().cloned().map(ResumedProcess::from).collect();
     /// Whole duration.
     total_ms: f64 = |it| it.total_ms;
 }
@@ -228,9 +228,9 @@ report! {
         format!("{}: {host} on its GPUs{obstacles}", it.state)
     };
     /// Where it stands; "failed" has lost the GPU.
-    state: &'static str = |it| it.state.as_str();
+    state: String = |it| it.state.as_str().to_owned();
     /// What it holds on each GPU.
-    held: Vec<HeldMemory> = |it| it.held.iter().cloned().map(HeldMemory).collect();
+    held: Vec<HeldMemory> = |it| it.held.iter().cloned().map(HeldMemory::from).collect();
     /// Host memory that `hibernate` would take; None where the driver keeps no figure.
     host_bytes: Option<u64> = |it| it.host_bytes();
     /// What would make `hibernate` fail, as in its error.

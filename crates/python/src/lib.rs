@@ -17,6 +17,7 @@ mod device;
 mod errors;
 mod exceptions;
 mod hibernate;
+mod interrupt;
 mod offload;
 mod process;
 mod registry;

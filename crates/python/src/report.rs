@@ -5,8 +5,10 @@ use std::ffi::CString;
 use poorwill::backup::DiskInfo;
 use poorwill::pool::TagStats as TagFigures;
 use poorwill::{ByteSize, PoolStats, Tag};
+use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::{PyAttributeError, PyDeprecationWarning};
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple, PyType};
 use serde::Serialize;
 
 use crate::exceptions::refused;
@@ -20,7 +22,8 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<PrepareReport>()?;
     module.add_class::<Stats>()?;
     module.add_class::<Disk>()?;
-    module.add_class::<TagStats>()
+    module.add_class::<TagStats>()?;
+    module.add_function(wrap_pyfunction!(restored, module)?)
 }
 
 /// Converts by way of JSON.
@@ -32,6 +35,31 @@ pub(crate) fn plain<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bo
 /// Stems of attributes that end in `_bytes` and have new names. The old ones work until the next release.
 const RENAMED: [(&str, &str); 3] =
     [("trusted", "unchecked_bytes"), ("uncovered", "unaccounted_bytes"), ("owed", "deferred_release_bytes")];
+
+/// What pickle takes for a report: `restored`, the class, and what its `_restored` takes.
+pub(crate) fn reduced<'py>(
+    report: &Bound<'py, PyAny>,
+    taken: impl IntoPyObject<'py, Target = PyTuple, Output = Bound<'py, PyTuple>, Error = PyErr>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = report.py();
+    let restored = py.import("poorwill._native")?.getattr("_restored")?;
+    let arguments = (report.get_type(), taken.into_pyobject(py)?);
+    (restored, arguments).into_bound_py_any(py)
+}
+
+/// A value of a pickled report; it may be of another version of ours.
+pub(crate) fn value<'py>(values: &Bound<'py, PyDict>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+    values
+        .get_item(name)?
+        .ok_or_else(|| refused(format!("this report was pickled without `{name}`, by another version")))
+}
+
+/// A report that was pickled.
+#[pyfunction]
+#[pyo3(name = "_restored", signature = (class, taken, /))]
+fn restored<'py>(class: &Bound<'py, PyType>, taken: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyAny>> {
+    class.getattr("_restored")?.call1(taken)
+}
 
 /// An attribute by its old name, with a DeprecationWarning.
 pub(crate) fn renamed<'py>(report: &Bound<'py, PyAny>, name: &str) -> PyResult<Bound<'py, PyAny>> {
@@ -48,7 +76,9 @@ pub(crate) fn renamed<'py>(report: &Bound<'py, PyAny>, name: &str) -> PyResult<B
     Err(PyAttributeError::new_err(format!("'{}' object has no attribute '{name}'", class.name()?)))
 }
 
-/// A class over a report: an attribute for each field, `as_dict`, and `__repr__`.
+/// A class of a report: an attribute for each field, `as_dict`, and `__repr__`.
+///
+/// It holds values only, so that pickle restores it in any process.
 macro_rules! report {
     (
         $(#[doc = $about:literal])+
@@ -56,13 +86,28 @@ macro_rules! report {
         $($(#[doc = $doc:literal])* $field:ident: $type:ty = $read:expr;)+
     ) => {
         $(#[doc = $about])+
-        #[pyclass(frozen, module = "poorwill")]
-        #[derive(Debug)]
-        pub(crate) struct $name($inner);
+        #[pyclass(frozen, from_py_object, module = "poorwill")]
+        #[derive(Debug, Clone)]
+        pub(crate) struct $name {
+            $($field: $type,)+
+            /// Of all of it; or why there is none.
+            json: Result<String, String>,
+            shown: String,
+        }
 
         impl From<$inner> for $name {
             fn from(inner: $inner) -> Self {
-                Self(inner)
+                let json = serde_json::to_string(&inner).map_err(|error| error.to_string());
+                let display: fn(&$inner) -> String = $display;
+                let shown = display(&inner);
+                Self {
+                    $($field: {
+                        let read: fn(&$inner) -> $type = $read;
+                        read(&inner)
+                    },)+
+                    json,
+                    shown,
+                }
             }
         }
 
@@ -72,14 +117,31 @@ macro_rules! report {
                 $(#[doc = $doc])*
                 #[getter]
                 fn $field(&self) -> $type {
-                    let read: fn(&$inner) -> $type = $read;
-                    read(&self.0)
+                    self.$field.clone()
                 }
             )+
 
             /// Plain values, like the command line's JSON.
             fn as_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-                $crate::report::plain(py, &self.0)
+                let json = self.json.as_ref().map_err($crate::exceptions::refused)?;
+                py.import("json")?.call_method1("loads", (json,))
+            }
+
+            fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+                let (this, py) = (slf.get(), slf.py());
+                let values = PyDict::new(py);
+                $(values.set_item(stringify!($field), this.$field.clone())?;)+
+                let json = this.json.as_ref().map_err($crate::exceptions::refused)?;
+                $crate::report::reduced(slf.as_any(), (values, json, &this.shown))
+            }
+
+            /// What `__reduce__` took apart.
+            #[staticmethod]
+            fn _restored(values: &Bound<'_, PyDict>, json: String, shown: String) -> PyResult<Self> {
+                $(
+                    let $field: $type = $crate::report::value(values, stringify!($field))?.extract()?;
+                )+
+                Ok(Self { $($field,)+ json: Ok(json), shown })
             }
 
             fn __getattr__<'py>(slf: &Bound<'py, Self>, name: &str) -> PyResult<Bound<'py, PyAny>> {
@@ -87,8 +149,7 @@ macro_rules! report {
             }
 
             fn __repr__(&self) -> String {
-                let display: fn(&$inner) -> String = $display;
-                format!("<poorwill.{} {}>", stringify!($name), display(&self.0))
+                format!("<poorwill.{} {}>", stringify!($name), self.shown)
             }
         }
     };
@@ -115,7 +176,7 @@ report! {
     /// Actual release.
     released_bytes: u64 = |it| it.released_bytes;
     /// Evidence: "confirmed" by the driver's figure, or only the "ledger" of calls.
-    release: &'static str = |it| it.release.name();
+    release: String = |it| it.release.name().to_owned();
     /// Copied to host memory.
     copied_bytes: u64 = |it| it.copied_bytes;
     /// Written there for them: less where they are stored as codes.
@@ -139,7 +200,7 @@ report! {
     /// Free device memory after; None if unknown.
     device_free_after_bytes: Option<u64> = |it| it.device_free_after_bytes;
     /// Where the time went.
-    phases: SleepPhases = |it| SleepPhases(it.phases);
+    phases: SleepPhases = |it| it.phases.into();
 }
 
 report! {
@@ -185,9 +246,9 @@ report! {
     /// Tags that are undefined until they are marked as restored.
     undefined_tags: Vec<String> = |it| names(&it.undefined_tags);
     /// Accepted losses: undefined until they are written again.
-    lost: Vec<LostRange> = |it| it.lost.iter().cloned().map(LostRange).collect();
+    lost: Vec<LostRange> = |it| it.lost.iter().cloned().map(LostRange::from).collect();
     /// Where the time went.
-    phases: WakePhases = |it| WakePhases(it.phases);
+    phases: WakePhases = |it| it.phases.into();
 }
 
 report! {
@@ -233,7 +294,7 @@ report! {
     /// Tags that the sleep would back up.
     tags: Vec<String> = |it| names(&it.tags);
     /// How it ended: "finished", "cancelled", or "overtaken" by a sleep, a discard, or the arena's end.
-    end: &'static str = |it| it.end.name();
+    end: String = |it| it.end.name().to_owned();
     /// Whole duration.
     seconds: f64 = |it| it.seconds;
     /// Copied to the backups.
@@ -274,13 +335,13 @@ report! {
     /// Device memory of which both hold the bytes; more where these are codes.
     backup_raw_bytes: u64 = |it| it.backup_raw_bytes;
     /// The disk for backups, if any.
-    disk: Option<Disk> = |it| it.disk.clone().map(Disk);
+    disk: Option<Disk> = |it| it.disk.clone().map(Disk::from);
     /// Most that may be mapped.
     limit_bytes: u64 = |it| it.limit_bytes;
     live_blocks: usize = |it| it.live_blocks;
     segments: usize = |it| it.segments;
     /// Figures of each tag in use.
-    tags: Vec<TagStats> = |it| it.tags.iter().cloned().map(TagStats).collect();
+    tags: Vec<TagStats> = |it| it.tags.iter().cloned().map(TagStats::from).collect();
 }
 
 report! {
@@ -294,7 +355,7 @@ report! {
     /// Its limit, or None.
     limit_bytes: Option<u64> = |it| it.limit_bytes;
     /// How bytes are read and written: "io_uring" or "threads".
-    io: &'static str = |it| it.io;
+    io: String = |it| it.io.to_owned();
     /// Why not by io_uring, or None.
     io_because: Option<String> = |it| it.io_because.clone();
     /// Whether transfers bypass the page cache.
@@ -311,7 +372,7 @@ report! {
     };
     tag: String = |it| it.tag.to_string();
     /// "awake", "undefined", "asleep_backed_up", "asleep_dropped" or "stranded".
-    state: &'static str = |it| it.state.name();
+    state: String = |it| it.state.name().to_owned();
     /// In use by live blocks.
     live_bytes: u64 = |it| it.live_bytes;
     /// Device memory held.

@@ -14,7 +14,7 @@ from pathlib import Path
 # The libraries, and the version of their functions: of most it is the library's name.
 VERSIONS = {
     **{name: name for name in ("libcublas.so.13", "libcublasLt.so.13", "libcudnn.so.9", "libcufft.so.12")},
-    **{name: name for name in ("libcusolver.so.12", "libcusparse.so.12")},
+    **{name: name for name in ("libcusolver.so.12", "libcusparse.so.12", "libnvrtc.so.13")},
     "libnvshmem_host.so.3": "NVSHMEM",
     # What their functions begin with, as they have no version.
     **{"libcufile.so.0": "cuFile", "libcurand.so.10": "curand"},

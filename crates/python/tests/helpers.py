@@ -1,11 +1,13 @@
 """What tests of arenas have in common."""
 
 import os
+import pickle
 import re
 import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +40,17 @@ def together(*works: Callable[[], object]) -> None:
     with ThreadPoolExecutor(len(works)) as threads:
         for running in [threads.submit(work) for work in works]:
             running.result()
+
+
+def assert_restored(report: Any) -> None:
+    """Pickle restores a report: to other processes, as actors of Ray's return them."""
+    restored = pickle.loads(pickle.dumps(report))
+    assert type(restored) is type(report)
+    assert (repr(restored), restored.as_dict()) == (repr(report), report.as_dict())
+    for name in vars(type(report)):
+        if not name.startswith("_") and name != "as_dict":
+            values = [getattr(each, name) for each in (report, restored)]
+            assert repr(values[0]) == repr(values[1]), name
 
 
 def filled(arena: poorwill.Arena, tag: str, size_bytes: int = 4 * MIB) -> Any:
@@ -76,6 +89,20 @@ def scripts(text: str) -> list[Any]:
         pytest.param(Script({name: value} if name else {}, script), id=title)
         for title, name, value, script in zip(*(parts[at::4] for at in range(4)), strict=True)
     ]
+
+
+def nvml_beside(fake: dict[str, str]) -> dict[str, str]:
+    """Variables with which a fake of NVML lists the processes of an environment over the fake libcuda."""
+    folder = Path(fake["LD_LIBRARY_PATH"])
+    cuda = (folder / "libcuda.so.1").resolve()
+    (folder / "libnvidia-ml.so.1").symlink_to(cuda.with_name("libpoorwill_fake_nvml.so"))
+    processes = folder / "processes"
+    processes.mkdir()
+    gpus = (f"GPU-706f6f72-7769-6c6c-4000-80000000000{gpu}:total=1GiB" for gpu in range(2))
+    return {
+        "POORWILL_FAKE_CUDA_PROCESSES": str(processes),
+        "POORWILL_FAKE_NVML_DEVICES": ",".join(gpus),
+    }
 
 
 def run(script: str, *options: str, **variables: str) -> str:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 PACKAGE = Path(__file__).parents[1] / "python" / "poorwill"
 SETTINGS = PACKAGE / "vllm" / "_environment.py"
 # Settings that other engines have, too.
-OF_RANKS = PACKAGE / "_ranks.py"
+SHARED = (PACKAGE / "_environment.py", PACKAGE / "_ranks.py")
 
 # Variables of other programs that the package or its library reads, with the accepted values and the meaning.
 SWITCHES = {
@@ -72,6 +72,7 @@ a text like "cuda:0" or "host:8GiB", or a torch.device; `Cap` is an int, a float
 # Of each function that reads a setting: its type, the accepted values, and the unit.
 KINDS = {
     "_switch": ("switch", "`0`, `1`", ""),
+    "_keep_awake": ("names", "vLLM's tags, separated by commas", ""),
     "_compress": ("choice", "`auto`, `off`, `always`", ""),
     "_after_level2": ("choice", "`refuse`, `serve`", ""),
     "_folder": ("path", "a folder on a local disk", ""),
@@ -129,7 +130,8 @@ def settings() -> list[Setting]:
     tree = ast.parse(SETTINGS.read_text())
     variables = {
         node.targets[0].id: node.value.value
-        for node in (*tree.body, *ast.parse(OF_RANKS.read_text()).body)
+        for body in (tree.body, *(ast.parse(shared.read_text()).body for shared in SHARED))
+        for node in body
         if isinstance(node, ast.Assign)
         and isinstance(node.targets[0], ast.Name)
         and isinstance(node.value, ast.Constant)
@@ -144,6 +146,7 @@ def settings() -> list[Setting]:
         assert isinstance(call, ast.Call)
         assert isinstance(call.func, ast.Name)
         default, meaning = fields[keyword.arg]
+        default = str(variables.get(default, default))
         constants = [
             argument.id
             for argument in call.args
@@ -159,7 +162,9 @@ def settings() -> list[Setting]:
                 if isinstance(node, ast.Name) and node.id in variables
             )
         )
-        shown = {"False": "`0`", "True": "`1`", "None": "none"}.get(default, f"`{default.strip(chr(39))}`")
+        shown = {"False": "`0`", "True": "`1`", "None": "none", "()": "none"}.get(
+            default, f"`{default.strip(chr(39))}`"
+        )
         found.append(Setting(str(variables[constant]), call.func.id, shown.replace('"', ""), meaning))
     return found
 
@@ -186,7 +191,7 @@ def _module(name: str) -> Iterator[str]:
     yield _summary(ast.get_docstring(tree) or "")
     places = {
         alias.asname or alias.name: node.module
-        for node in tree.body
+        for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }

@@ -9,23 +9,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fake_sglang
 import pytest
 from sglang_rank import CACHED, Order, State, main
 
 WEIGHTS, CACHE, GRAPHS = "weights", "kv_cache", "cuda_graph"
 ALL = {WEIGHTS, CACHE, GRAPHS}
 HAS_MEMORY = {WEIGHTS, CACHE}
+HAS_QUEUES = fake_sglang.GENERATION.has_queues
 # What a rank raises, and where.
 FAULTS_OF_RELEASE = {
     "step": "MemoryError: no memory for the buffers",
     "hold": "a network card",
-    "deregister": "OSError: connections were not closed",
+    **({"deregister": "OSError: connections were not closed"} if HAS_QUEUES else {}),
 }
 FAULTS_OF_RESUME = {
     "full": "WakeError|OutOfMemoryError",
     "step": "MemoryError: no memory for the buffers",
     "late": "OSError: a report could not be written",
-    "register": "OSError: the cache was not registered",
+    **({"register": "OSError: the cache was not registered"} if HAS_QUEUES else {}),
 }
 
 
@@ -53,7 +55,8 @@ class Pair:
 
     def begin(self, call: str, *tags: str, faults: dict[int, str] | None = None, **settings: str) -> None:
         """Has both begin a request."""
-        settings = {"POORWILL_RANKS_FOLDER": str(self.folder), **settings}
+        # Memory that a rank lacks here does not come.
+        settings = {"POORWILL_RANKS_FOLDER": str(self.folder), "POORWILL_WAKE_TIMEOUT": "0", **settings}
         for rank, orders in enumerate(self._orders):
             orders.send(Order(call, tags, (faults or {}).get(rank, ""), tuple(settings.items())))
 
@@ -96,7 +99,8 @@ def is_active(states: list[State], cached: int = CACHED) -> bool:
 
 def is_released(states: list[State], offloaded: set[str] = ALL) -> bool:
     return all(
-        (s.raised, s.released, s.offload_tags, s.is_registered) == (None, HAS_MEMORY, offloaded, False)
+        (s.raised, s.released, s.offload_tags) == (None, HAS_MEMORY, offloaded)
+        and s.is_registered is not HAS_QUEUES
         for s in states
     )
 
@@ -166,6 +170,15 @@ def test_a_resume_that_one_cannot_do(pair: Pair, fault: str, rank: int) -> None:
     failed(states, rf"^resume_memory_occupation: rank {rank}: .*({FAULTS_OF_RESUME[fault]}).*as it was$")
     assert is_released(states)
     resume(pair)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_resume_waits_for_memory_that_is_about_to_come(pair: Pair, rank: int) -> None:
+    """More than a stalled machine takes."""
+    release(pair)
+    states = pair.do("resume", faults={rank: "soon"}, POORWILL_WAKE_TIMEOUT="3600")
+    assert is_done(states)
+    assert is_active(states, 0)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

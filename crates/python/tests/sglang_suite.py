@@ -1,6 +1,6 @@
 """What SGLang's calls do with our plugin: on a GPU, and over fakes of PyTorch and the driver.
 
-The calls are those of SGLang 0.5.23, in the order in which a scheduler makes them.
+The calls are those of SGLang, in the order in which a scheduler makes them.
 """
 
 import asyncio
@@ -12,7 +12,6 @@ from typing import Any
 
 import fake_sglang
 import poorwill
-import poorwill.sglang
 import pytest
 from poorwill.compat.torch_memory_saver import torch_memory_saver
 from poorwill.compat.torch_memory_saver._pools import Pools
@@ -33,7 +32,7 @@ WEIGHTS, CACHE, GRAPHS = "weights", "kv_cache", "cuda_graph"
 ALL = (GRAPHS, CACHE, WEIGHTS)
 
 ADAPTER: Any = fake_sglang.install()
-fake_sglang.load_plugins(poorwill.sglang.register)
+fake_sglang.load_plugins()
 Adapter: Any = ADAPTER.TorchMemorySaverAdapter
 
 
@@ -227,6 +226,21 @@ def test_a_release_twice_and_a_resume_twice_are_harmless() -> None:
     scheduler.release(WEIGHTS, WEIGHTS)
     scheduler.resume(WEIGHTS, WEIGHTS)
     assert scheduler.answer(3) == expected
+
+
+def test_what_a_capture_left_is_kept_whether_it_is_asked_for_or_not() -> None:
+    adapter = Adapter.create(enable=True)
+    inputs = torch.empty(MIB, dtype=torch.uint8, device="cuda").fill_(6)
+    graph = torch.cuda.CUDAGraph()
+    # As 0.5.20 calls it.
+    with adapter.cuda_graph(cuda_graph=graph, pool=None, stream=torch.cuda.Stream(), tag=GRAPHS):
+        output = inputs.clone()
+    graph.replay()
+    torch.cuda.synchronize()
+    adapter.pause(GRAPHS)
+    assert mapped_bytes() == 0
+    adapter.resume(GRAPHS)
+    assert bool(torch.equal(output, inputs))
 
 
 def test_weights_without_backup_are_written_again() -> None:

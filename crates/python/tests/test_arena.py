@@ -138,6 +138,30 @@ def test_closing_ends_all_that_names_it() -> None:
     reopened.close()
 
 
+def test_an_arena_closes_with_its_block() -> None:
+    with poorwill.arena(DEVICE, "entered") as arena:
+        kept = arena.empty(MIB)
+    with pytest.raises(poorwill.ClosedError):
+        arena.stats()
+    with pytest.raises(poorwill.ClosedError), arena:
+        arena.stats()
+    assert kept is not None
+    with pytest.raises(KeyError, match="ours"), poorwill.arena(DEVICE, "entered") as arena:
+        raise KeyError("ours")
+    with pytest.raises(poorwill.ClosedError):
+        arena.stats()
+    # What stops it from closing is not hidden, whatever the block raised.
+    arena = poorwill.arena(DEVICE, "entered")
+    block = arena.empty(MIB)
+    hold = arena.hold("weights", "a test")
+    with pytest.raises(poorwill.TagError, match="held") as refused, arena:
+        raise KeyError("ours")
+    assert isinstance(refused.value.__context__, KeyError)
+    hold.end()
+    del block
+    arena.close()
+
+
 def test_a_closed_arena_holds_no_memory_while_its_blocks_live() -> None:
     arena, watching = poorwill.arena(DEVICE, "held"), poorwill.arena(DEVICE, "watching")
     arrays = [filled(arena, tag) for tag in ("weights", "kv_cache", "mine")]

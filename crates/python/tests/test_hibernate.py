@@ -7,7 +7,7 @@ from pathlib import Path
 
 import poorwill
 import pytest
-from helpers import run
+from helpers import nvml_beside, run
 
 Target = Callable[..., int]
 
@@ -26,6 +26,7 @@ for line in sys.stdin:
 CALLER = """
 import json, logging, os, sys, threading
 from pathlib import Path
+from helpers import assert_restored
 logging.basicConfig(format="%(name)s: %(message)s", stream=sys.stdout)
 
 def failure(call, *args, **kwargs):
@@ -82,20 +83,9 @@ class Targets:
 @pytest.fixture
 def taken(fake: dict[str, str], tmp_path: Path) -> dict[str, str]:
     """An environment in which processes can be taken off."""
-    processes = tmp_path / "processes"
-    processes.mkdir()
     runtime = tmp_path / "runtime"
     runtime.mkdir(mode=0o700)
-    # The fake of NVML, which knows what processes hold, lies beside that of CUDA.
-    cuda = (tmp_path / "libcuda.so.1").resolve()
-    (tmp_path / "libnvidia-ml.so.1").symlink_to(cuda.with_name("libpoorwill_fake_nvml.so"))
-    gpus = (f"GPU-706f6f72-7769-6c6c-4000-80000000000{gpu}:total=1GiB" for gpu in range(2))
-    return {
-        **fake,
-        "POORWILL_FAKE_CUDA_PROCESSES": str(processes),
-        "POORWILL_FAKE_NVML_DEVICES": ",".join(gpus),
-        "XDG_RUNTIME_DIR": str(runtime),
-    }
+    return {**fake, **nvml_beside(fake), "XDG_RUNTIME_DIR": str(runtime)}
 
 
 @pytest.fixture
@@ -127,6 +117,8 @@ assert process.pid == {pid} and report.total_ms >= process.checkpoint_ms >= 0
 assert report.host_bytes == before.host_bytes
 assert repr(report).startswith("<poorwill.HibernateReport of 1 process: "), report
 assert json.loads(json.dumps(report.as_dict()))["processes"][0]["pid"] == {pid}
+for each in (report, process, before, *before.held):
+    assert_restored(each)
 print(poorwill.hibernation({pid}).state, failure(poorwill.hibernate, {pid})[:3])
 """
     assert calling(off, taken) == [f"checkpointed ('wrong_state', {pid}, {{}})"]
@@ -135,6 +127,8 @@ print(poorwill.hibernation({pid}).state, failure(poorwill.hibernate, {pid})[:3])
     back = f"""
 report = poorwill.resume([{pid}])
 assert report.processes[0].pid == {pid} and "restored in" in repr(report.processes[0])
+for each in (report, *report.processes):
+    assert_restored(each)
 print(_native.process_state({pid}), failure(poorwill.resume, {pid})[:3])
 """
     assert calling(back, taken) == [f"running ('wrong_state', {pid}, {{}})"]

@@ -1,5 +1,6 @@
 """What installing and importing the package promises."""
 
+import importlib
 import importlib.metadata
 import os
 import re
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 
 import poorwill
+import pytest
 from poorwill import _native, offload
 
 WORKSPACE = Path(__file__).parents[3]
@@ -46,6 +48,61 @@ def test_imports_without_torch_and_without_a_gpu() -> None:
     without = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "POORWILL_FAKE_LIBCUDA": "/nonexistent"}
     ran = subprocess.run([sys.executable, "-B", "-c", script], env=without, capture_output=True, text=True)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"{2 << 20}\n", "")
+
+
+# Slow to import, and each process of each vLLM beside us would pay for it.
+SLOW = {"ast", "asyncio", "dataclasses", "importlib.abc", "importlib.metadata", "inspect", "json", "logging"}
+SLOW |= {"pathlib", "pickle", "re", "tempfile", "typing", "unittest"}
+
+
+def imported_by(script: str) -> set[str]:
+    """The modules that a script imports in a fresh interpreter, beyond those of Python's start."""
+    reported = (
+        f"import sys; there = set(sys.modules)\n{script}\nprint(*sorted(set(sys.modules) - there), sep='\\n')"
+    )
+    chosen = {name: value for name, value in os.environ.items() if not name.startswith("POORWILL_")}
+    command = [sys.executable, "-B", "-c", reported]
+    ran = subprocess.run(command, env=chosen, capture_output=True, text=True, check=True)
+    return set(ran.stdout.split())
+
+
+def ours(modules: set[str]) -> set[str]:
+    return {name for name in modules if name.partition(".")[0] == "poorwill"}
+
+
+def test_importing_it_imports_nothing_else() -> None:
+    modules = imported_by("import poorwill")
+    assert ours(modules) == {"poorwill"}
+    assert not modules & SLOW
+
+
+def test_vllms_entry_point_imports_only_its_hooks() -> None:
+    """They import the rest of us when vLLM imports their modules."""
+    modules = imported_by("import poorwill.vllm; poorwill.vllm.register(); poorwill.vllm.register()")
+    assert ours(modules) == {"poorwill", *(f"poorwill.vllm{name}" for name in ("", "._hooks", "._imports"))}
+    assert not modules & SLOW
+
+
+def test_names_are_imported_on_their_first_use() -> None:
+    uses = {
+        "poorwill.parse_bytes": {"poorwill", "poorwill._native"},
+        "poorwill.triton": {"poorwill", "poorwill._native", "poorwill.triton"},
+        "poorwill.record": {"poorwill", "poorwill._native", "poorwill._record"},
+    }
+    for use, modules in uses.items():
+        assert ours(imported_by(f"import poorwill; {use}")) == modules, use
+    everything = imported_by("from poorwill import *")
+    assert ours(everything) == set().union(*uses.values())
+
+
+def test_what_is_imported_on_use_looks_as_if_it_were_there() -> None:
+    assert poorwill.triton is importlib.import_module("poorwill.triton")
+    assert set(poorwill.__all__) <= set(dir(poorwill))
+    assert poorwill.arena is _native.arena
+    with pytest.raises(AttributeError, match="module 'poorwill' has no attribute 'arenas'"):
+        poorwill.arenas  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'arenas'"):
+        exec("from poorwill import arenas")
 
 
 def test_works_in_a_forked_child() -> None:

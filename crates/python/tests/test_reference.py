@@ -5,6 +5,7 @@ With `POORWILL_BLESS=1` the pages are written anew.
 
 import ast
 import inspect
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,18 @@ def documented() -> list[tuple[str, Any, str]]:
         if isinstance(node, ast.ClassDef):
             members = [each for each in node.body if isinstance(each, ast.FunctionDef)]
             nodes += [(f"{node.name}.{each.name}", getattr(owner, each.name), each) for each in members]
-        found += [(path, each, text) for path, each, of in nodes if (text := ast.get_docstring(of))]
+        found += [(path, each, text) for path, each, of in nodes if (text := described(of))]
     return found
+
+
+def described(node: ast.FunctionDef | ast.ClassDef) -> str:
+    """Its docstring, which names the attributes of an exception with theirs: plain values have none."""
+    described = [ast.get_docstring(node) or ""]
+    for attribute, text in itertools.pairwise(node.body):
+        match attribute, text:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(about))):
+                described.append(f"- `{name}`: {about}")
+    return " ".join(described)
 
 
 def test_docstrings_are_those_of_the_stub() -> None:

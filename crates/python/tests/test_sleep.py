@@ -1,13 +1,15 @@
 """What sleeping and waking from Python promise, and what the reports say."""
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import poorwill
 import pytest
-from helpers import MIB, filled, run
+from helpers import DEVICE, MIB, assert_restored, filled, run
+from poorwill import _native
 
 # Sleeping and waking.
 
@@ -491,11 +493,41 @@ def test_reports_have_the_fields_of_the_json(arena: poorwill.Arena) -> None:
         for name, value in plain.items():
             assert as_plain(getattr(report, RENAMED.get(name, name))) == value, name
         assert repr(report).startswith(f"<poorwill.{type(report).__name__} ")
+        assert_restored(report)
     assert " of kv_cache, weights: 8 MiB released (" in repr(slept)
     assert "<poorwill.TagStats weights (asleep, backed up): 4 MiB live, 0 B mapped, 4 MiB backed up>" in map(
         repr, stats.tags
     )
     assert len(kept) == 2
+
+
+def test_every_class_of_a_report_is_restored_by_pickle(tmp_path: Path) -> None:
+    # A budget is no report: it has the claims of now.
+    found = [
+        each for each in vars(_native).values() if hasattr(each, "as_dict") and each is not _native.Budget
+    ]
+    assert len(found) > 10
+    for report in found:
+        assert "__reduce__" in vars(report), report
+    with poorwill.arena(DEVICE, "pickled", limit="64MiB", keep_backups=False) as arena:
+        kept = filled(arena, "weights")
+        slept = arena.sleep()
+    assert kept is not None
+    (tmp_path / "report").write_bytes(pickle.dumps([slept, slept.phases]))
+    script = """
+import os, pickle
+from pathlib import Path
+slept, phases = pickle.loads(Path(os.environ["PICKLED"]).read_bytes())
+print(slept, phases, slept.phases, slept.released_bytes, slept.tags, slept.release)
+"""
+    said = run(script, PICKLED=str(tmp_path / "report"))
+    phases = slept.phases
+    assert said == f"{slept} {phases} {phases} {slept.released_bytes} {slept.tags} {slept.release}\n"
+    reduced: Any = slept.__reduce__()
+    restore, (kind, (values, *rest)) = reduced
+    del values["tags"]
+    with pytest.raises(poorwill.PoorwillError, match="pickled without `tags`, by another version"):
+        restore(kind, (values, *rest))
 
 
 def test_what_the_reports_say_is_what_the_design_says(arena: poorwill.Arena) -> None:

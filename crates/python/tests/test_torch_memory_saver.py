@@ -13,15 +13,21 @@ import pytest
 from helpers import run
 
 HERE = Path(__file__).resolve().parent
-LINE = HERE.parent / "data" / "purelib" / "poorwill.pth"
+INSTALLED = HERE.parent / "data" / "purelib"
 SWITCH = "POORWILL_TORCH_MEMORY_SAVER"
 
 
-def said(script: str, folder: Path, **environment: str) -> tuple[Any, str]:
+def said(script: str, folder: Path, by: str = "poorwill.pth", **environment: str) -> tuple[Any, str]:
     """The JSON value that a script prints, and its errors. Python starts as with our wheel installed."""
-    shutil.copy(LINE, folder)
-    # As the installation's own folder is.
-    start = f"import site; site.addsitedir({str(folder)!r})\n{script}"
+    shutil.copy(INSTALLED / by, folder)
+    if by == "poorwill.start" and sys.version_info < (3, 15):
+        # As Python 3.15 does it (PEP 829).
+        lines = [line.strip() for line in (folder / by).read_text("utf-8-sig").splitlines()]
+        entries = [line for line in lines if line and not line.startswith("#")]
+        start = f"import pkgutil\nfor entry in {entries!r}: pkgutil.resolve_name(entry)()\n{script}"
+    else:
+        # As the installation's own folder is.
+        start = f"import site; site.addsitedir({str(folder)!r})\n{script}"
     kept = {name: value for name, value in os.environ.items() if name != SWITCH}
     done = subprocess.run(
         [sys.executable, "-B", "-c", start], env={**kept, **environment}, capture_output=True, text=True
@@ -56,28 +62,118 @@ def other(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("value", ["1", "true", "Yes"])
-def test_it_stands_in_where_the_switch_is_on(tmp_path: Path, other: Path, value: str) -> None:
-    (name, utils, folder, has_torch), _ = said(WHO.format(other=str(other)), tmp_path, **{SWITCH: value})
+BY = pytest.mark.parametrize("by", ["poorwill.pth", "poorwill.start"])
+OFF = [None, "", " ", "0", " 0 ", "no", "off", "False"]
+
+
+@BY
+@pytest.mark.parametrize("value", ["1", "true", "Yes", " on "])
+def test_it_stands_in_where_the_switch_is_on(tmp_path: Path, other: Path, value: str, by: str) -> None:
+    environment = {SWITCH: value}
+    (name, utils, folder, has_torch), errors = said(WHO.format(other=str(other)), tmp_path, by, **environment)
     assert name == "poorwill.compat.torch_memory_saver"
     assert utils == "poorwill.compat.torch_memory_saver.utils"
     # Code that looks beside the package for the library finds ours.
     assert folder.endswith("poorwill/compat")
     assert not has_torch
+    assert errors == ""
 
 
-@pytest.mark.parametrize("value", [None, "0", "", "no"])
-def test_it_does_not_where_it_is_off(tmp_path: Path, other: Path, value: str | None) -> None:
+@BY
+@pytest.mark.parametrize("value", OFF)
+def test_it_does_not_where_it_is_off(tmp_path: Path, other: Path, value: str | None, by: str) -> None:
     environment = {} if value is None else {SWITCH: value}
-    (name, utils, folder, _), _ = said(WHO.format(other=str(other)), tmp_path, **environment)
+    (name, utils, folder, _), errors = said(WHO.format(other=str(other)), tmp_path, by, **environment)
     assert (name, utils) == ("torch_memory_saver", "torch_memory_saver.utils")
     assert folder == str(other)
+    assert errors == ""
 
 
-def test_a_switch_that_cannot_be_read_is_reported(tmp_path: Path, other: Path) -> None:
-    (name, *_), errors = said(WHO.format(other=str(other)), tmp_path, **{SWITCH: "maybe"})
-    assert name == "torch_memory_saver"
-    assert f"{SWITCH}='maybe' is neither on nor off" in errors
+OURS = """
+import json, sys
+ours = sorted(name for name in sys.modules if name.partition(".")[0] == "poorwill")
+print(json.dumps([ours, len(sys.meta_path)]))
+"""
+HOOK = ["poorwill", "poorwill.compat", "poorwill.compat._import_hook"]
+
+
+@pytest.mark.parametrize("value", OFF)
+def test_a_process_that_does_without_it_imports_nothing(tmp_path: Path, value: str | None) -> None:
+    environment = {} if value is None else {SWITCH: value}
+    (by_line, finders), _ = said(OURS, tmp_path, **environment)
+    assert by_line == []
+    # An entry point is a function of a module, and that is all.
+    (by_entry, still), _ = said(OURS, tmp_path, "poorwill.start", **environment)
+    assert by_entry == HOOK
+    assert finders == still
+
+
+@BY
+@pytest.mark.parametrize("value", ["1", "maybe"])
+def test_the_rest_is_imported_with_the_name(tmp_path: Path, value: str, by: str) -> None:
+    assert said(OURS, tmp_path, by, **{SWITCH: value})[0][0] == HOOK
+
+
+TOLD = """
+import json, sys
+sys.path.insert(0, {other!r})
+told = []
+for module in ("torch_memory_saver", "torch_memory_saver.utils", "torch_memory_saver"):
+    try:
+        __import__(module)
+    except ImportError as error:
+        told.append([type(error).__name__, str(error), error.name])
+print(json.dumps([told, "torch_memory_saver" in sys.modules]))
+"""
+
+
+@BY
+def test_who_imports_it_is_told_of_a_switch_that_cannot_be_read(tmp_path: Path, other: Path, by: str) -> None:
+    (told, was_imported), errors = said(TOLD.format(other=str(other)), tmp_path, by, **{SWITCH: "maybe"})
+    assert [[kind, name] for kind, _, name in told] == [["StandInError", "torch_memory_saver"]] * 3
+    for _, message, _ in told:
+        assert f"{SWITCH}='maybe' is neither on nor off" in message
+        assert "set it to 1 for Poorwill's, or to 0" in message
+    assert not was_imported
+    # Other processes go on without a word.
+    assert errors == ""
+
+
+WITH_TORCH = """
+import json, sys
+sys.path.insert(0, {folder!r})
+try:
+    import torch_memory_saver
+except ImportError as error:
+    print(json.dumps([type(error).__name__, str(error), "torch_memory_saver" in sys.modules]))
+else:
+    print(json.dumps(torch_memory_saver.__name__))
+"""
+
+
+def with_torch(folder: Path, version: str) -> Any:
+    """What a process says of the import where this PyTorch is installed, which nobody imports."""
+    info = folder / "metadata" / f"torch-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+    return said(WITH_TORCH.format(folder=str(info.parent)), folder, **{SWITCH: "1"})[0]
+
+
+@pytest.mark.parametrize("version", ["2.9.1", "2.10.0+cu128"])
+def test_an_older_pytorch_is_refused_by_the_import(tmp_path: Path, version: str) -> None:
+    """AReaL 1.0 pins one, and does without torch_memory_saver only where its import fails."""
+    kind, message, is_there = with_torch(tmp_path, version)
+    assert kind == "UnsupportedTorchError"
+    assert message == (
+        f"PyTorch {version} is too old for poorwill's pools: install torch 2.11 or later, "
+        f"or unset {SWITCH} to have torch_memory_saver's own package"
+    )
+    assert not is_there
+
+
+@pytest.mark.parametrize("version", ["2.11.0+cu130", "2.15.0", "3.0.0a0+git1234"])
+def test_a_newer_one_is_not(tmp_path: Path, version: str) -> None:
+    assert with_torch(tmp_path, version) == "poorwill.compat.torch_memory_saver"
 
 
 SCRIPTS = {

@@ -7,22 +7,17 @@ Both vLLM and what is ours are read here and not run: this shows that names and 
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from poorwill._contract import Found, Need
+from poorwill.vllm._environment import TAGS
 from poorwill.vllm._generations import ALL, OFFERED, Vllm0_20, of
 from poorwill.vllm._offload import WRITING
-from poorwill.vllm._versions import (
-    CONTRACT,
-    REGISTRY,
-    TAGS,
-    extensions,
-    known,
-    needs,
-)
+from poorwill.vllm._versions import CONTRACT, REGISTRY, extensions, known, needs
 from vllm_sources import sources_of, tags
 from vllm_sources.tree import MissingError, Tree
 from vllm_sources.versions import held
@@ -274,6 +269,24 @@ def test_what_a_failed_sleep_says_is_as_our_worker_knows_it(tree: Tree) -> None:
     assert source.count('assert freed_bytes >= 0, "Memory usage increased after sleeping."') == 1
     ours = (OURS.root / "poorwill/vllm/worker.py").read_text(encoding="utf-8")
     assert '_LESS_FREE = "Memory usage increased after sleeping."' in ours
+
+
+def test_what_a_profile_beside_others_says_is_as_our_worker_knows_it(tree: Tree) -> None:
+    source = (tree.root / "vllm/v1/worker/gpu_worker.py").read_text(encoding="utf-8")
+    assert source.count('"Error in memory profiling. "') == 1
+    ours = (OURS.root / "poorwill/vllm/worker.py").read_text(encoding="utf-8")
+    assert '_MORE_FREE = "Error in memory profiling."' in ours
+
+
+def test_free_memory_is_read_as_a_start_corrects_it(tree: Tree) -> None:
+    """By snapshots, or by one of the two functions that `_starts.measured` replaces."""
+    worker = tree.root / "vllm/v1/worker"
+    found: set[str] = set()
+    for path in (worker / "gpu_worker.py", worker / "gpu_model_runner.py", *worker.glob("gpu/**/*.py")):
+        source = path.read_text(encoding="utf-8")
+        found |= set(re.findall(r"[\w.]*(?:mem_get_info|get_memory_info)\b", re.sub(r"#.*", "", source)))
+    assert found
+    assert found <= {"torch.cuda.mem_get_info", "torch.accelerator.get_memory_info"}
 
 
 def test_what_our_worker_looks_for_by_name_is_listed() -> None:

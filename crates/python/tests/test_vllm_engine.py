@@ -56,9 +56,9 @@ def test_a_sleep_and_a_wake_are_as_vllms(engine: Any) -> None:
     assert is_serving(engine)
 
 
-def test_what_comes_during_a_sleep_is_answered_after_it(engine: Any) -> None:
-    engine.sleep(1)
+def test_what_was_there_before_a_sleep_is_answered_after_it(engine: Any) -> None:
     engine.add_request(Request("early"))
+    engine.sleep(1, "keep")
     assert step(engine) == {}
     engine.wake_up()
     assert list(step(engine)) == ["early"]
@@ -83,8 +83,8 @@ def test_no_other_levels(engine: Any, level: Any) -> None:
 
 
 def test_the_same_level_again_does_nothing(engine: Any) -> None:
-    engine.sleep(1)
     engine.add_request(Request("early"))
+    engine.sleep(1, "keep")
     calls = [list(worker.calls) for worker in workers(engine)]
     assert engine.sleep(1) is None
     assert [worker.calls for worker in workers(engine)] == calls
@@ -112,27 +112,43 @@ def test_an_engine_without_its_cache_can_sleep(engine: Any, level: int) -> None:
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_an_engine_without_its_weights_sleeps_further(engine: Any, level: int) -> None:
+def test_an_engine_that_sleeps_without_its_weights_does_not_sleep_further(
+    engine: Any, level: int, caplog: pytest.LogCaptureFixture
+) -> None:
     engine.sleep(level)
     engine.wake_up(["kv_cache"])
     with pytest.raises(PoorwillError, match=f"sleeps at level {level} already"):
         engine.sleep(3 - level)
-    assert asleep(engine) == {"weights"}
     engine.sleep(level)
-    assert asleep(engine) == BOTH
+    assert asleep(engine) == {"weights"}
+    assert "the engine sleeps already, and kv_cache stays awake" in caplog.text
     assert engine.is_scheduler_paused()
-    engine.wake_up()
+    # So the wake of what slept is the whole of it.
+    engine.wake_up(["weights"])
     engine.collective_rpc("reload_weights")
+    assert is_serving(engine)
+
+
+def test_what_a_failed_sleep_could_not_wake_again_sleeps_further(engine: Any) -> None:
+    last(engine).fails.update(
+        sleep=[PoorwillError("a shortfall")], wake_up=[PoorwillError("the card is full")]
+    )
+    last(engine).asleep = {"weights"}
+    with pytest.raises(PoorwillError, match="weights could not be woken again"):
+        engine.sleep(1)
+    engine.sleep(1)
+    assert asleep(engine) == BOTH
+    engine.wake_up()
     assert is_serving(engine)
 
 
 def test_half_awake_it_stays_when_the_rest_does_not_sleep(engine: Any) -> None:
     engine.sleep(1)
-    engine.wake_up(["kv_cache"])
+    engine.wake_up(["weights"])
     last(engine).fails["sleep"] = [PoorwillError("a shortfall")]
     with pytest.raises(PoorwillError, match="a shortfall"):
         engine.sleep(1)
-    assert asleep(engine) == {"weights"}
+    assert asleep(engine) == {"kv_cache"}
     assert engine.is_scheduler_paused()
     engine.wake_up()
     assert is_serving(engine)
@@ -149,8 +165,8 @@ def test_unknown_tags_wake_nothing(engine: Any, tags: list[str]) -> None:
 
 @pytest.mark.parametrize("order", [("weights", "kv_cache"), ("kv_cache", "weights")])
 def test_nothing_is_computed_before_all_is_awake(engine: Any, order: tuple[str, str]) -> None:
-    engine.sleep(1)
     engine.add_request(Request("early"))
+    engine.sleep(1, "keep")
     assert engine.wake_up([order[0]]) in (None, False)
     assert asleep(engine) == {order[1]}
     assert step(engine) == {}
@@ -391,6 +407,34 @@ def test_a_pause_that_fails_is_undone(vllm: Any) -> None:
         engine.sleep(1)
     assert asleep(engine) == frozenset()
     assert is_serving(engine)
+
+
+# Two sleeps at once, of several servers
+
+
+@pytest.mark.parametrize("paused_by", [None, "a pause", "level 0"])
+def test_the_second_of_two_sleeps_does_not_take_the_first_ones_pause_for_the_users(
+    engine: Any, paused_by: str | None
+) -> None:
+    if paused_by == "a pause":
+        engine.pause_scheduler("keep")
+    elif paused_by == "level 0":
+        engine.poorwill_part("pause", ["the user's", 0, "keep"])
+    for sleep in ("first", "second"):
+        engine.poorwill_part("pause", [sleep, 1, "keep"])
+    last(engine).fails["sleep"] = [PoorwillError("a shortfall")]
+    assert "a shortfall" in engine.poorwill_part("act", ["second", [1], 1, None])["error"]
+    state = engine.poorwill_part("take_back", ["second", 1])
+    given_up = engine.poorwill_part("act", ["first", [1], 1, None])
+    assert "given up, because the engine was resumed" in given_up["error"]
+    assert engine.poorwill_part("take_back", ["first", 1]) is None
+    assert asleep(engine) == frozenset()
+    if paused_by is None:
+        assert state.endswith("and the engine serves")
+        assert is_serving(engine)
+    else:
+        # A pause of the user's own outlives both.
+        assert engine.is_scheduler_paused()
 
 
 # Requests that finish first

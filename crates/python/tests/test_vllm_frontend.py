@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import inspect
+import re
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from poorwill.vllm import _frontend, _liveness, _metrics
 from poorwill.vllm._engine import NotReadyError
 from vllm_sources import needs_sources
 
+ASLEEP = "the engine sleeps (kv_cache, weights): call wake_up"
 NOT_WRITTEN = "the weights were dropped by a level 2 sleep and have not been written again since"
 
 pytest_plugins = ["vllm_cores"]
@@ -77,6 +79,12 @@ def alone(vllm: Any) -> Any:
     return asynchronous(vllm, EngineProcesses(vllm.engine(count=1)))
 
 
+def refused_by_core(vllm: Any) -> type[Exception]:
+    """What a server that knows of no sleep hears; before 0.33 it asks for the reason."""
+    error: type[Exception] = vllm.async_llm.GenerationError if vllm.minor >= 33 else NotReadyError
+    return error
+
+
 def pair(vllm: Any) -> tuple[Any, Any]:
     """Two processes of one server in front of the same engine."""
     processes = EngineProcesses(vllm.engine(count=1))
@@ -113,19 +121,20 @@ def runs(test: Callable[..., Any]) -> Callable[..., None]:
 
 @pytest.mark.parametrize("request_", REQUESTS)
 @runs
-async def test_requests_pass_a_sleep_of_level_1(
-    vllm: Any, request_: Any, recorded: list[dict[str, Any]]
+async def test_requests_before_during_and_after_a_sleep_of_level_1(
+    vllm: Any, request_: Any, http: None, recorded: list[dict[str, Any]]
 ) -> None:
     frontend = alone(vllm)
     assert await texts(request_(frontend, "a")) == ["token"] * 2
     await frontend.sleep(1)
     assert await frontend.is_sleeping()
     await frontend.check_health()
-    early = asyncio.ensure_future(texts(request_(frontend, "b")))
-    await asyncio.sleep(0)
-    assert not early.done()
+    with pytest.raises(HTTPException) as refused:
+        # Before anything is iterated, so that a stream has not begun.
+        request_(frontend, "b")
+    assert (refused.value.status_code, refused.value.detail) == (503, ASLEEP)
     assert await frontend.wake_up() is (True if vllm.minor >= 32 else None)
-    assert await early == ["token"] * 2
+    assert await texts(request_(frontend, "c")) == ["token"] * 2
     assert frontend.sleep_states == [(1, 1), (0, 0)]
     await frontend.check_health()
     assert operations(recorded) == ["sleep", "wake"]
@@ -153,17 +162,135 @@ async def test_requests_are_refused_until_the_weights_are_written(
     assert await texts(request_(frontend)) == ["token"] * 2
 
 
+@pytest.mark.parametrize("operation", ["sleep", "wake"])
+@pytest.mark.parametrize("servers", [1, 2])
+@runs
+async def test_a_request_waits_for_the_operation_that_is_in_progress(
+    vllm: Any, operation: str, servers: int
+) -> None:
+    frontend = alone(vllm) if servers == 1 else pair(vllm)[0]
+    await frontend.sleep(1)
+    if operation == "sleep":
+        await frontend.wake_up()
+    processes = frontend.processes
+    processes.is_by_hand = True
+    changing = asyncio.ensure_future(OPERATIONS[operation](frontend))
+    while not frontend.engine_core.utility_results:
+        await asyncio.sleep(0)
+    asked = asyncio.ensure_future(texts(generate(frontend)))
+    await asyncio.sleep(0)
+    assert not asked.done()
+    processes.is_by_hand = False
+    while not changing.done():
+        processes.turn()
+        await asyncio.sleep(0)
+    await changing
+    if operation == "wake":
+        assert await asked == ["token"] * 2
+    else:
+        with pytest.raises(NotReadyError, match=re.escape(ASLEEP)):
+            await asked
+
+
+@runs
+async def test_a_request_that_comes_while_others_finish_waits_for_the_sleep(vllm: Any) -> None:
+    frontend = alone(vllm)
+    [core] = frontend.processes.cores
+    await frontend.sleep(1)
+    await frontend.wake_up()
+    frontend.processes.is_by_hand = True
+    running = asyncio.ensure_future(texts(generate(frontend, "running")))
+    while core.input_queue.empty():
+        await asyncio.sleep(0)
+    frontend.processes.turn()
+    sleeping = asyncio.ensure_future(frontend.sleep(1, "wait"))
+    while not frontend.engine_core.utility_results:
+        await asyncio.sleep(0)
+    assert not sleeping.done()
+    late = asyncio.ensure_future(texts(generate(frontend, "late")))
+    await asyncio.sleep(0)
+    frontend.processes.is_by_hand = False
+    while not sleeping.done():
+        frontend.processes.turn()
+        await asyncio.sleep(0)
+    await sleeping
+    assert await running == ["token"] * 2
+    with pytest.raises(NotReadyError, match=re.escape(ASLEEP)):
+        await late
+    # Nothing of it is left for the time behind the wake.
+    assert not core.scheduler.waiting
+
+
+@runs
+async def test_a_second_frontend_learns_that_the_engine_sleeps(vllm: Any) -> None:
+    first, second = pair(vllm)
+    await first.sleep(1)
+    with pytest.raises(refused_by_core(vllm), match=re.escape(ASLEEP)):
+        await texts(generate(second, "a"))
+    await second.collective_rpc("synchronize_device")
+    with pytest.raises(NotReadyError, match=re.escape(ASLEEP)):
+        await texts(generate(second, "b"))
+    # Which does not hear of the wake.
+    await first.wake_up()
+    assert await texts(generate(second, "c")) == ["token"] * 2
+
+
+@pytest.mark.parametrize("is_woken", [False, True])
+@runs
+async def test_a_pooling_request_that_the_core_refuses_hears_of_the_reason(
+    vllm: Any, monkeypatch: pytest.MonkeyPatch, is_woken: bool
+) -> None:
+    """It gets nothing that looks like an output, also if the engine is awake when its server asks why."""
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(empty=lambda size: Embedding(size)))
+    first, second = pair(vllm)
+    await first.sleep(1)
+    [core] = first.processes.cores
+    asked: list[Any] = []
+    add = second.engine_core.add_request_async
+
+    async def add_pooling(request: Any) -> None:
+        request.pooling_params = SimpleNamespace(task="embed")
+        asked.append(request)
+        await add(request)
+        if is_woken:
+            core.wake_up()
+
+    second.engine_core.add_request_async = add_pooling
+    says = "the engine slept when the request came" if is_woken and vllm.minor < 33 else re.escape(ASLEEP)
+    with pytest.raises(refused_by_core(vllm), match=says):
+        await texts(encode(second))
+    assert len(asked) == 1
+    assert not core.scheduler.waiting
+
+
+class Embedding:
+    """An output of a pooling model, of so many numbers."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def numel(self) -> int:
+        return self._size
+
+
+@runs
+async def test_a_request_finds_out_that_another_program_has_woken_the_engine(vllm: Any) -> None:
+    frontend = alone(vllm)
+    await frontend.sleep(1)
+    frontend.processes.cores[0].wake_up()
+    with pytest.raises(NotReadyError, match=re.escape(ASLEEP)):
+        await texts(generate(frontend))
+    await frontend._poorwill._look
+    assert await texts(generate(frontend)) == ["token"] * 2
+
+
 @runs
 async def test_a_second_frontend_learns_that_the_engine_is_not_ready(vllm: Any) -> None:
     first, second = pair(vllm)
     await first.sleep(2)
     await first.wake_up()
-    if vllm.minor >= 33:
-        with pytest.raises(vllm.async_llm.GenerationError, match=NOT_WRITTEN):
-            await texts(generate(second, "a"))
-    else:
-        outputs = [output async for output in generate(second, "a")]
-        assert [output.finish_reason for output in outputs] == [vllm.core.FinishReason.ERROR]
+    with pytest.raises(refused_by_core(vllm), match=NOT_WRITTEN):
+        await texts(generate(second, "a"))
     with pytest.raises(NotReadyError, match=NOT_WRITTEN):
         await second.check_health()
     with pytest.raises(NotReadyError, match=NOT_WRITTEN):
@@ -420,6 +547,88 @@ async def test_a_sleep_and_a_wake(vllm: Any, server: Server, recorded: list[dict
     assert await server.tokens() == ["token"]
     assert server.frontend.sleep_states == [(1, 1), (0, 0)]
     assert operations(recorded) == ["sleep", "wake"]
+
+
+@runs
+async def test_a_second_sleep_of_an_engine_without_its_weights_leaves_the_cache(server: Server) -> None:
+    """vLLM's outcome, where a cache that had slept again would stay behind the wake of the weights."""
+    await server.call("sleep", 1)
+    await server.call("wake_up", ["kv_cache"])
+    with pytest.raises(NotReadyError, match=r"the engine sleeps \(weights\): call wake_up"):
+        await server.tokens()
+    await server.call("sleep", 1)
+    await server.call("wake_up", ["weights"])
+    assert await server.tokens() == ["token"]
+
+
+@pytest.mark.parametrize(("woken", "asleep"), [("weights", "kv_cache"), ("kv_cache", "weights")])
+@runs
+async def test_what_needs_no_memory_that_sleeps_works_half_awake(
+    server: Server, woken: str, asleep: str
+) -> None:
+    """Trainers write the weights then."""
+    await server.call("sleep", 1)
+    await server.call("wake_up", [woken])
+    with pytest.raises(NotReadyError, match=rf"the engine sleeps \({asleep}\): call wake_up"):
+        await server.tokens()
+    assert await server.call("collective_rpc", "synchronize_device") == [None]
+    if woken == "weights":
+        assert await server.call("collective_rpc", "reload_weights") == ["reloaded"]
+    await server.call("wake_up", [asleep])
+    assert await server.tokens() == ["token"]
+
+
+@runs
+async def test_both_reasons_are_named(server: Server) -> None:
+    await server.call("sleep", 2)
+    await server.call("wake_up", ["weights"])
+    with pytest.raises(NotReadyError, match=rf"the engine sleeps \(kv_cache\): call wake_up; {NOT_WRITTEN}"):
+        await server.tokens()
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+@runs
+async def test_whoever_steps_a_sleeping_engine_is_told_that_it_sleeps(vllm: Any, level: int) -> None:
+    """In `LLM`, which steps until all requests have ended, nobody else could wake it."""
+    processes = EngineProcesses(vllm.engine(count=1))
+    for frontend in (in_process(vllm, vllm.engine("EngineCore")), synchronous(vllm, processes)):
+        processes.is_by_hand = True
+        frontend.add_request("asked", 1, PARAMS)
+        processes.is_by_hand = False
+        frontend.sleep(level, "keep")
+        says = r"\(scheduling\): call wake_up; the requests wait" if level == 0 else re.escape(ASLEEP)
+        with pytest.raises(NotReadyError, match=f"^{'the engine sleeps ' if level == 0 else ''}{says}"):
+            frontend.step()
+        frontend.wake_up()
+        if level == 2:
+            with pytest.raises(NotReadyError, match=f"^{NOT_WRITTEN}"):
+                frontend.step()
+            # By the model itself: no other part learns of it.
+            worker(frontend).load_weights(WEIGHTS)
+        assert [token for output in frontend.step() for token in output.new_token_ids] == ["token"]
+        assert not frontend.output_processor.has_unfinished_requests()
+
+
+@runs
+async def test_what_came_before_the_sleep_is_handed_out_asleep(vllm: Any) -> None:
+    frontend = synchronous(vllm, EngineProcesses(vllm.engine(count=1)))
+    frontend.processes.is_by_hand = True
+    frontend.add_request("asked", 1, PARAMS)
+    frontend.processes.is_by_hand = False
+    frontend.sleep(1, "abort")
+    assert [output.finish_reason for output in frontend.step()] == [vllm.core.FinishReason.ABORT]
+
+
+@runs
+async def test_at_level_0_requests_are_taken_and_wait(vllm: Any) -> None:
+    """As vLLM documents it: nothing but scheduling stops, and other requests can have it go on."""
+    frontend = alone(vllm)
+    await frontend.sleep(0)
+    asked = asyncio.ensure_future(texts(generate(frontend)))
+    while not frontend.processes.cores[0].scheduler.waiting:
+        await asyncio.sleep(0)
+    await frontend.wake_up(["scheduling"])
+    assert await asked == ["token"] * 2
 
 
 @pytest.mark.parametrize("method", ["reload_weights", "poorwill_mark_restored", "extension"])

@@ -16,8 +16,8 @@ since_registry = pytest.mark.parametrize("vllm", ["0.33.0"], indirect=True)
 
 
 def test_weights_that_were_dropped_keep_the_scheduler(engine: Any) -> None:
-    engine.sleep(2)
     engine.add_request(Request("early"))
+    engine.sleep(2, "keep")
     assert engine.poorwill_not_ready() is None
     assert engine.wake_up() in (None, True)
     assert asleep(engine) == frozenset()
@@ -141,8 +141,8 @@ def test_elsewhere_a_request_is_refused_by_an_answer(vllm: Any, process: Any) ->
 @since_registry
 def test_what_continues_a_request_or_ends_one_is_not_refused(vllm: Any) -> None:
     engine = vllm.engine()
-    engine.sleep(2, "keep")
     engine.add_request(Request("session"))
+    engine.sleep(2, "keep")
     engine.wake_up()
     engine.add_request(Request("session"))
     assert len(engine.scheduler.waiting) == 2

@@ -384,9 +384,9 @@ class Drain:
 
 
 def draining_group(vllm: Any, kind: str) -> Any:
-    """As `group_of`. Other engines are taken to be as far as each one."""
+    """The same behind one of two servers. Other engines are taken to be as far as each one."""
     processes = EngineProcesses(*(vllm.engine(kind, 2, index) for index in range(2)))
-    return asynchronous(vllm, processes, "DPLBAsyncMPClient")
+    return asynchronous(vllm, processes, "DPLBAsyncMPClient", 0, 2)
 
 
 @KINDS

@@ -30,7 +30,7 @@ REGISTRY = "vllm.device_allocator.sleep_mode_backend"
 VARIABLES = (
     *("POORWILL_SLEEP_MODE", "POORWILL_BUDGET", "POORWILL_HOST_BUDGET", "POORWILL_OFFLOAD"),
     *("POORWILL_PAGEABLE", "POORWILL_PREPARE", "POORWILL_KEEP_BACKUPS", "POORWILL_WAKE_TIMEOUT"),
-    *("POORWILL_RANKS_TIMEOUT", "POORWILL_RANKS_FOLDER"),
+    *("POORWILL_RANKS_TIMEOUT", "POORWILL_RANKS_FOLDER", "POORWILL_KEEP_AWAKE"),
     *("POORWILL_DISK", "POORWILL_DISK_LIMIT", "POORWILL_COMPRESS", "POORWILL_TRITON"),
     *("POORWILL_TRITON_SHARED_MEMORY", "POORWILL_GRAPHS", "POORWILL_RECORD"),
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"),
@@ -66,7 +66,7 @@ def test_without_settings_everything_has_a_default() -> None:
     assert read == _environment.Environment()
     assert (read.sleep_mode, read.budget, read.host_budget_bytes) == (False, None, None)
     assert (read.pageable, read.prepare, read.wake_timeout_s) == (False, True, 2.0)
-    assert (read.keep_backups, read.compress) == (True, "auto")
+    assert (read.keep_backups, read.keep_awake, read.compress) == (True, (), "auto")
     assert (read.disk, read.disk_limit_bytes) == (None, None)
     assert _environment.read({name: " " for name in VARIABLES}) == read
 
@@ -86,6 +86,8 @@ def test_without_settings_everything_has_a_default() -> None:
         ("GRAPHS", "0", "graphs", False),
         ("KEEP_BACKUPS", "0", "keep_backups", False),
         ("KEEP_BACKUPS", "1", "keep_backups", True),
+        ("KEEP_AWAKE", "weights", "keep_awake", ("weights",)),
+        ("KEEP_AWAKE", " weights, kv_cache,weights,", "keep_awake", ("weights", "kv_cache")),
         *(("COMPRESS", word, "compress", word) for word in ("auto", "off", "always")),
         ("DISK", "/tmp", "disk", "/tmp"),
         ("WAKE_TIMEOUT", "0", "wake_timeout_s", 0.0),
@@ -119,6 +121,8 @@ def test_a_disk_has_a_limit() -> None:
         ("PREPARE", "off", "neither 0 nor 1"),
         ("GRAPHS", "no", "neither 0 nor 1"),
         ("KEEP_BACKUPS", "no", "neither 0 nor 1"),
+        ("KEEP_AWAKE", "1", "names 1, which is no tag of vLLM's: there are cudagraph, default, kv_cache"),
+        ("KEEP_AWAKE", "weights,Weights,kv", "names Weights, kv, which"),
         *(("COMPRESS", text, "none of auto, off, always") for text in ("on", "1", "Always")),
         ("TRITON", "on", "neither 0 nor 1"),
         *(("TRITON_SHARED_MEMORY", text, "no size above 0") for text in ("sm_120", "0", "-1")),
@@ -522,7 +526,12 @@ COMPLAINT = r"{} is given, but sleep mode is off: add --enable-sleep-mode"
             )
             for backend in (None, "cumem")
         ),
-        ("", {"worker_cls": "of.mine"}, "--worker-cls is of.mine: leave it away, and have"),
+        # Another class is put under ours, once.
+        ("", {"worker_cls": "of.mine.Worker"}, f"{_platform.OVER}of.mine.Worker"),
+        ("", {"worker_cls": f"{_platform.OVER}of.mine.Worker"}, f"{_platform.OVER}of.mine.Worker"),
+        ("", {"worker_cls": "auto"}, "--worker-cls is 'auto', which is no MODULE.CLASS: put the class"),
+        ("", {"worker_cls": "of..mine"}, "is 'of..mine', which is no MODULE.CLASS"),
+        ("", {"worker_cls": b"of.mine"}, "is b'of.mine', which is no MODULE.CLASS"),
     ],
 )
 def test_who_gets_our_worker(
@@ -537,7 +546,33 @@ def test_who_gets_our_worker(
         assert type(refused.value) is ConfigurationError
         return
     assert [decided(made), decided(made)] == [gets] * 2
-    assert _platform.is_active(made) == (gets == _platform.WORKER)
+    assert _platform.is_active(made) == gets.startswith("poorwill.")
+
+
+def test_vllm_omnis_other_stages_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "poorwill.vllm._platform"):
+        decided(config("of.mine.Worker"))
+        assert caplog.messages == []
+        decided(config("vllm_omni.worker.gpu_ar_worker.GPUARWorker"))
+    assert caplog.messages == [
+        "diffusion stages of vLLM-Omni use vLLM's allocator, and sleep as without Poorwill"
+    ]
+
+
+def test_modules_over_others_are_found_in_any_process() -> None:
+    """By their names alone, as a spawned worker or Ray imports them. Theirs is looked at with the class."""
+    script = (
+        "import importlib, sys; over = importlib.import_module('poorwill.vllm.over.no.such.module');"
+        "again = importlib.import_module('poorwill.vllm.over.json.decoder');"
+        "print(over.__name__, 'torch' in sys.modules, hasattr(again, '__file__'));"
+        "over.Worker"
+    )
+    ran = subprocess.run([sys.executable, "-B", "-c", script], capture_output=True, text=True, check=False)
+    assert ran.stdout == "poorwill.vllm.over.no.such.module False False\n"
+    said = (
+        "ConfigurationError: --worker-cls is no.such.module.Worker, which cannot be imported here: No module"
+    )
+    assert said in ran.stderr
 
 
 def test_no_model_is_nothing_to_decide(monkeypatch: pytest.MonkeyPatch) -> None:

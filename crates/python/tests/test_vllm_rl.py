@@ -16,9 +16,22 @@ from fake_vllm.engines import PARAMS
 from fake_vllm.worker import WEIGHTS
 from poorwill.vllm._engine import NotReadyError
 from vllm_sources import needs_sources
+from vllm_sources.versions import PINNED, trained
 
 pytest_plugins = ["vllm_cores"]
-pytestmark = needs_sources
+pytestmark = [
+    needs_sources,
+    # What trainers pin runs after each quick run, other minors in a whole run only.
+    pytest.mark.parametrize(
+        "vllm",
+        [
+            pytest.param(version, marks=pytest.mark.other_versions) if version in PINNED else version
+            for version in trained()
+        ],
+        indirect=True,
+        scope="module",
+    ),
+]
 
 STEPS = 10
 

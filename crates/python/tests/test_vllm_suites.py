@@ -5,7 +5,7 @@ PyTorch itself, and on a GPU.
 import os
 
 import pytest
-from helpers import run
+from helpers import nvml_beside, run
 from poorwill.vllm._versions import RUN
 from suites import FAKES, marks_of, run_suite
 from vllm_sources import VARIABLE, needs_sources
@@ -18,7 +18,8 @@ OTHERS = [version for version in played() if version not in RUN]
 SUITES = (
     *("vllm_worker_suite", "vllm_unwritten_suite", "vllm_ends_suite", "vllm_allocator_suite"),
     *("vllm_hidden_suite", "vllm_budget_suite", "vllm_graphs_suite", "vllm_connectors_suite"),
-    "vllm_record_suite",
+    *("vllm_record_suite", "vllm_reports_suite"),
+    *("vllm_starts_suite", "vllm_others_suite"),
 )
 # What a quick run has of them: starting, sleeping and waking in the newest, and how each of them ends.
 QUICK = {
@@ -28,6 +29,7 @@ QUICK = {
     ("vllm_allocator_suite", RUN[-1]),
     ("vllm_ends_suite", RUN[0]),
     ("vllm_connectors_suite", RUN[0]),
+    *((suite, version) for suite in ("vllm_starts_suite", "vllm_others_suite") for version in RUN),
 }
 each_offloader = pytest.mark.parametrize("suite", ["vllm_offload_suite", "vllm_offload_prefetch_suite"])
 
@@ -47,6 +49,8 @@ def test_a_worker_over_the_fakes(
     for name in list(os.environ):
         if name.startswith(("POORWILL_", "VLLM_", "CUDA_")) and name not in kept:
             monkeypatch.delenv(name)
+    if suite == "vllm_starts_suite":
+        fake = {**fake, **nvml_beside(fake)}
     # A process can have only so many arenas with tags.
     run_suite(subtests, [suite], *FAKES, "-p", "vllm_engines", "-k", version, environment=fake)
 
@@ -55,7 +59,7 @@ if OTHERS:
 
     @pytest.mark.every_minor
     @pytest.mark.parametrize("version", OTHERS)
-    @pytest.mark.parametrize("suite", ["vllm_worker_suite", "vllm_unwritten_suite", "vllm_ends_suite"])
+    @pytest.mark.parametrize("suite", [*SUITES[:3], *SUITES[-2:]])
     def test_a_worker_of_any_version(
         subtests: pytest.Subtests,
         suite: str,

@@ -124,7 +124,7 @@ def test_the_cap_stands_for_the_utilization(start: Start, cap: str, is_bytes: in
 @pytest.mark.parametrize("cap", ["1GiB", "0.95"])
 def test_a_cap_beyond_what_is_free_is_refused(start: Start, cap: str) -> None:
     taken = filled(100 * MIB, 1)
-    engine = start(POORWILL_BUDGET=cap)
+    engine = start(POORWILL_BUDGET=cap, POORWILL_WAKE_TIMEOUT="0")
     with pytest.raises(poorwill.BudgetError) as refused:
         engine.worker.init_device()
     assert f"POORWILL_BUDGET={cap} allows" in str(refused.value)
@@ -134,9 +134,7 @@ def test_a_cap_beyond_what_is_free_is_refused(start: Start, cap: str) -> None:
 
 def test_weights_of_another_process_come_out_of_the_cap(start: Start) -> None:
     engine = start(POORWILL_BUDGET="512MiB").load()
-    gpu_worker = importlib.import_module("vllm.v1.worker.gpu_worker")
-    with importlib.import_module("poorwill.vllm._budget").capped(gpu_worker, "512MiB"):
-        request = gpu_worker.request_memory
+    request = importlib.import_module("poorwill.vllm._budget").request_under("512MiB")
     snapshot, cache = engine.worker.init_snapshot, engine.worker.cache_config
     assert request(snapshot, cache) == request(snapshot, cache, 0) == 512 * MIB
     assert request(snapshot, cache, 384 * MIB) == 128 * MIB
@@ -154,7 +152,7 @@ def test_the_cap_is_not_for_an_engine_that_sleeps_otherwise(start: Start) -> Non
     gpu_worker = importlib.import_module("vllm.v1.worker.gpu_worker")
     stock = gpu_worker.request_memory
     taken = filled(900 * MIB, 1)
-    refused = start(POORWILL_BUDGET="256MiB")
+    refused = start(POORWILL_BUDGET="256MiB", POORWILL_WAKE_TIMEOUT="0")
     with pytest.raises(poorwill.BudgetError):
         refused.worker.init_device()
     assert gpu_worker.request_memory is stock
@@ -169,7 +167,7 @@ def test_the_cap_is_not_for_an_engine_that_sleeps_otherwise(start: Start) -> Non
 
 def test_without_a_cap_vllms_own_check_stands(start: Start) -> None:
     taken = filled(300 * MIB, 1)
-    engine = start()
+    engine = start(POORWILL_WAKE_TIMEOUT="0")
     with pytest.raises(ValueError, match="is less than desired GPU memory utilization"):
         engine.worker.init_device()
     del taken

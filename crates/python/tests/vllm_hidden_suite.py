@@ -129,3 +129,30 @@ def test_dropped_weights_may_sleep_again_before_they_are_written(
     engine.worker.reload_weights()
     engine.worker.wake_up()
     assert engine.worker.poorwill_status()["undefined"] == []
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_tags_that_are_kept_awake_stay_in_gpu_memory(start: Start, level: int) -> None:
+    """As Unsloth's standby has it, whose trainer computes with the engine's own tensors."""
+    engine = start(Shape(), POORWILL_KEEP_AWAKE="weights, cudagraph").start()
+    engine.prepared()
+    assert engine.arena.stats().backup_bytes < sum(engine.runner.model.shape.weights)
+    before, places = contents(engine.kept()), addresses(engine.kept())
+    for _ in range(2):
+        engine.worker.sleep(level)
+        assert engine.states()["weights"] == "awake"
+        assert "kv_cache" in engine.worker.poorwill_status()["sleeping"]
+        # A trainer reads and writes them meanwhile.
+        assert contents(engine.weights()) == {name: before[name] for name in engine.weights()}
+        engine.worker.wake_up(["kv_cache"])
+        assert engine.is_awake()
+        assert contents(engine.kept()) == before
+        assert addresses(engine.kept()) == places
+        assert engine.worker.poorwill_status()["undefined"] == []
+
+
+def test_a_tag_to_keep_awake_that_is_not_there_is_refused_by_name(start: Start) -> None:
+    with pytest.raises(
+        ValueError, match=r"POORWILL_KEEP_AWAKE='weights,cache' names cache, which is no tag .* kv_cache"
+    ):
+        start(Shape(), POORWILL_KEEP_AWAKE="weights,cache")

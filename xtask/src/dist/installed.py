@@ -11,7 +11,8 @@ from pathlib import Path
 # What a wheel holds beside its libraries: all of this folder.
 SOURCES = Path(__file__).parents[3] / "crates/python/python/poorwill"
 LIBRARIES = ["_native.abi3.so", "compat/torch_memory_saver_hook_mode_preload.abi3.so"]
-START_LINE = "poorwill.pth"
+# Python reads the second from 3.15 on, and the first before.
+START_FILES = ["poorwill.pth", "poorwill.start"]
 LICENSES = ["LICENSE-APACHE", "LICENSE-MIT", "LICENSE-THIRD-PARTY"]
 PLUGIN = ("vllm.general_plugins", "poorwill.vllm:register")
 
@@ -30,7 +31,7 @@ def main(version: str) -> None:
     sources = {path.relative_to(SOURCES) for path in SOURCES.rglob("*") if is_source(path)}
     wanted = {f"poorwill/{name}" for name in (*sources, *LIBRARIES)}
     expect(ours == wanted, f"it lacks {sorted(wanted - ours)} and holds {sorted(ours - wanted)}")
-    expect(START_LINE in files, f"it lacks {START_LINE}")
+    expect(files.issuperset(START_FILES), f"of {START_FILES} it lacks {sorted(set(START_FILES) - files)}")
     names = {Path(path).name for path in files if "/licenses/" in path}
     expect(names == set(LICENSES), f"its licences are {names}")
 

@@ -42,7 +42,7 @@ pub(crate) fn ready(environment: &Environment) -> Result<PathBuf, Failure> {
     let from = ["--requirement", REQUIREMENTS, "--target"];
     let all = plainly.into_iter().chain(from).map(OsStr::new).chain([folder.as_os_str()]);
     environment.pip(all).run().map_err(|cause| Failure::Fetch {
-        what: "PyTorch, with CUDA's libraries some 0.75 GB,".to_owned(),
+        what: "PyTorch, with CUDA's libraries some 0.9 GB,".to_owned(),
         cause: Box::new(cause),
     })?;
     environment.python([STUBS]).env("PYTHONPATH", &folder.to_string_lossy()).run()?;

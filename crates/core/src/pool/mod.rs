@@ -36,6 +36,7 @@ pub use operations::stage::Staged;
 #[doc(hidden)]
 pub use stats::Remembered;
 pub use stats::{BlockKind, BlockSnapshot, PoolStats, SegmentSnapshot, Snapshot, TagStats};
+pub use tools::cancel::CancellationToken;
 pub use tools::config::PoolConfig;
 pub use tools::error::{
     Awaited, BackupProblem, Corruption, Phase, PoolError, Result, Shortage, UndoneBecause, Usage,
@@ -50,6 +51,7 @@ pub use tools::report::{
 use self::means::reaper::Reaper;
 use self::operations::access::Access;
 use self::shared::{Shared, StateGuard};
+use self::tools::cancel;
 use self::tools::deadline::Wait;
 use self::tools::threads::Threads;
 use crate::backup::{Backups, HostBackups};
@@ -281,7 +283,7 @@ impl Pool {
     /// Nothing has changed after `UnknownTag`, `SleepConflict`, `ImmutableChanged`, `Undefined`,
     /// `Asleep` (stranded), `Held`, `Capturing`, `TimedOut` and `SleepFailed`.
     pub fn sleep(&self, request: &SleepRequest) -> Result<SleepReport> {
-        self.shared.sleep(request, &|| Ok(()))
+        self.shared.sleep(request, &|| cancel::check(&"sleep"))
     }
 
     /// Does a [sleep](Pool::sleep) up to its point of no return, and waits there for the verdict of a group.
@@ -330,7 +332,7 @@ impl Pool {
     /// `UnknownTag`, `OverLimit`, `DeviceFull`, `HeldByCapture`, `TimedOut`, `WakeFailed`; `Corrupt`, unless
     /// [losses are accepted](WakeRequest::accepting_losses). All leave every tag asleep.
     pub fn wake(&self, request: &WakeRequest) -> Result<WakeReport> {
-        self.shared.wake(request, &|| Ok(()))
+        self.shared.wake(request, &|| cancel::check(&"wake"))
     }
 
     /// Marks dropped or lost bytes as rewritten by their owner. Returns the tags that were undefined.

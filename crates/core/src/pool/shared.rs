@@ -15,6 +15,7 @@ use crate::driver::{Driver, StreamId};
 use crate::pool::parts::physical::{Counters, PhysicalMemory};
 use crate::pool::parts::scratch::ScratchMemory;
 use crate::pool::parts::tags::Chosen;
+use crate::pool::tools::cancel;
 use crate::pool::tools::commands::Commands;
 use crate::pool::tools::config::PoolConfig;
 use crate::pool::tools::deadline::{Deadline, Wait};
@@ -257,9 +258,9 @@ impl Shared {
         self.wait_anyway(state, Some(CHECK_INTERVAL)).and_then(still_open)
     }
 
-    /// With a deadline it returns now and then, so that the caller can check it.
+    /// Unless it may block it returns now and then, so that the caller can check its deadline.
     pub(super) fn wait_by<'a>(&'a self, state: StateGuard<'a>, deadline: Deadline) -> Result<StateGuard<'a>> {
-        if deadline.is_never() { self.wait(state) } else { self.wait_briefly(state) }
+        if deadline.may_block() { self.wait(state) } else { self.wait_briefly(state) }
     }
 
     /// The tag of this name, created if need be, after any exclusive access has ended. `begin` is called to
@@ -299,8 +300,12 @@ impl Shared {
         }
     }
 
+    /// The error of a call that has waited enough.
     pub(super) fn timed_out(&self, wait: Wait<'_>, awaited: Awaited) -> PoolError {
         let Wait { deadline, op, needed_bytes } = wait;
+        if let Err(cancelled) = cancel::check(op) {
+            return cancelled;
+        }
         let waited = deadline.elapsed(&*self.driver);
         PoolError::TimedOut { op: op.to_string(), needed_bytes, waited, awaited, usage: self.usage() }
     }
@@ -368,7 +373,7 @@ impl Shared {
             }
             // Background preparations give way.
             held.iter().for_each(|tag| state.tags_mut().get_mut(*tag).want());
-            state = self.wait_anyway(state, (!deadline.is_never()).then_some(CHECK_INTERVAL))?;
+            state = self.wait_anyway(state, (!deadline.may_block()).then_some(CHECK_INTERVAL))?;
             held.iter().for_each(|tag| state.tags_mut().get_mut(*tag).unwant());
             state = still_open(state)?;
         }

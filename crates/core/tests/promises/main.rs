@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)] // Helpers are test code, too.
 
 mod backups;
+mod cancel;
 mod capture;
 mod changes;
 mod codes;

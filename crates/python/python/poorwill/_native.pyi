@@ -47,6 +47,7 @@ __all__ = [
     "WakePhases",
     "WakeReport",
     "__version__",
+    "_restored",
     "arena",
     "budget",
     "cuda_ordinal",
@@ -110,39 +111,39 @@ class TagError(PoorwillError):
     """The arena does not know the tag, or the tag's state does not allow the call."""
 
 class SleepError(PoorwillError):
-    """A sleep or its preparation failed; the message says in which state that leaves the tags.
-
-    `report` is set where the tags sleep, but part of their memory could not be released.
-    """
+    """A sleep or its preparation failed; the message says in which state that leaves the tags."""
 
     report: SleepReport | None
+    """Set where the tags sleep, but part of their memory could not be released."""
 
 class WakeError(PoorwillError):
     """A wake failed; everything sleeps as before, with its backups."""
 
 class HibernateError(PoorwillError):
-    """Processes could not be taken off their GPUs, or put back.
-
-    `kind` is the reason's name, `pid` the process that failed, if it is one. `left` has the state of each
-    process that does not run as before, by pid; it is empty where nothing was changed.
-    """
+    """Processes could not be taken off their GPUs, or put back."""
 
     kind: str | None
+    """Name of the reason."""
     pid: int | None
+    """The process that failed, if it is one."""
     left: dict[int, str | None] | None
+    """State of each process that does not run as before, by pid; empty where nothing was changed."""
 
 class OutOfMemoryError(PoorwillError, MemoryError):
-    """More memory than the arena's limit allows, or than the device has.
-
-    `needed_bytes` is what was needed beyond what could be reclaimed. Unknown figures are None.
-    """
+    """More memory than the arena's limit allows, or than the device has. Unknown figures are None."""
 
     needed_bytes: int | None
+    """Needed beyond what could be reclaimed."""
     limit_bytes: int | None
+    """Most that the arena may map."""
     live_bytes: int | None
+    """In use by live blocks."""
     mapped_bytes: int | None
+    """Device memory held."""
     reclaimable_bytes: int | None
+    """Held, and in use by no block."""
     device_free_bytes: int | None
+    """Free on the device, where that was full."""
     @property
     def idle_bytes(self) -> int | None:
         """Deprecated: the old name of `reclaimable_bytes`."""
@@ -472,7 +473,8 @@ class Arena:
         others for `undo_after` seconds, by default 300. Then it sleeps, or is as it was.
 
         Raises TagError for an unknown tag or one whose bytes are undefined, and SleepError when the sleep
-        failed. Raises UndoneError where another rank could not sleep, or was not heard of in time.
+        failed. Raises UndoneError where another rank could not sleep, or was not heard of in time. What the
+        handler of a signal raises, as for Ctrl-C, ends the call: the tags are as before, or done in time.
         """
     def wake(
         self,
@@ -492,13 +494,13 @@ class Arena:
         in 64. None means all where digests are fast, as on GPUs, otherwise a sample.
 
         `timeout` is how many seconds to wait for other calls with these tags, and for memory that others
-        release; Ctrl-C does not end that.
+        release.
 
         All or nothing: raises OutOfMemoryError or WakeError, and everything sleeps as before. A WakeError
         names all damaged backups. With `accept_losses` the rest wakes, and the report's `lost` lists the
         ranges to write again before `mark_restored`.
 
-        `decision` and `undo_after` are as for `sleep`.
+        `decision`, `undo_after` and signals are as for `sleep`.
         """
     def discard(self, tags: _Tags) -> SleepReport:
         """Drops the bytes of tags, awake or asleep, with their backups, whatever their policy.
@@ -616,10 +618,20 @@ class Arena:
     def close(self) -> None:
         """Releases everything and closes the arena, after calls in progress. Repeating it does nothing.
 
-        Live blocks lose their memory at once; their addresses stay reserved until the last is freed.
+        Live blocks lose their memory at once; their addresses stay reserved until the last is freed. The end
+        of a `with` statement closes it, too.
 
         Raises SleepError during a CUDA graph capture, and TagError while a tag is held; both change nothing.
         """
+    def __enter__(self) -> Arena: ...
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None:
+        """Closes it, also after an exception."""
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
 
@@ -989,6 +1001,9 @@ class PrepareReport:
         """Not copied: equal to the backup, or declared immutable."""
     def as_dict(self) -> dict[str, Any]:
         """Plain values, like the command line's JSON."""
+
+def _restored(class_: type[object], taken: tuple[object, ...], /) -> object:
+    """A report that was pickled."""
 
 @final
 class Stats:

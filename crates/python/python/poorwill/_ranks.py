@@ -6,10 +6,11 @@ A warning says once where they cannot, and then each acts by itself.
 import contextlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
+from poorwill._environment import folder, seconds
 from poorwill._native import Decision, PoorwillError
 
 RANKS_TIMEOUT = "POORWILL_RANKS_TIMEOUT"
@@ -81,26 +82,3 @@ def joined(path: str, rank: int, ranks: int) -> Decision | None:
         return Decision.join(path, rank, ranks)
     except PoorwillError:
         return None
-
-
-def folder(environ: Mapping[str, str], name: str) -> str | None:
-    """A variable with a folder."""
-    text = environ.get(name, "").strip()
-    if text and not os.path.isdir(text):
-        raise ValueError(f"{name}={text!r} is no folder here")
-    return text or None
-
-
-def seconds(environ: Mapping[str, str], name: str, default: float) -> float:
-    """A variable with a number of seconds."""
-    text = environ.get(name, "").strip()
-    if not text:
-        return default
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    # Refuses NaN, too.
-    if not 0 <= number <= 3600:
-        raise ValueError(f"{name}={text!r} is no number of seconds from 0 to 3600")
-    return number

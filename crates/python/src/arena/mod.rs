@@ -20,6 +20,7 @@ use crate::budget::{Budget, cap};
 use crate::decision::{Decision, Group};
 use crate::device;
 use crate::errors::{failed, invalid};
+use crate::interrupt::interruptible;
 use crate::process::ProcessLocal;
 use crate::registry::{self, ArenaError, ArenaOptions, Entry, Opened};
 use crate::report::{self, LostRange, SleepReport, Stats, WakeReport};
@@ -164,14 +165,25 @@ impl Arena {
         py.detach(move || opened.with(act)).map_err(|error| error.raise(py))
     }
 
-    /// `with`, after PyTorch released the segments that it only caches.
+    /// `with`, for calls that wait: a signal ends them.
+    fn interruptibly<T: Send>(
+        &self,
+        py: Python<'_>,
+        act: impl FnOnce(&poorwill::Arena) -> Result<T, PoolError> + Send,
+    ) -> PyResult<T> {
+        let opened = self.opened()?;
+        let done = interruptible(py, move || opened.with(act))?;
+        done.map_err(|error| error.raise(py))
+    }
+
+    /// `interruptibly`, after PyTorch released the segments that it only caches.
     fn settled<T: Send>(
         &self,
         py: Python<'_>,
         act: impl FnOnce(&poorwill::Arena) -> Result<T, PoolError> + Send,
     ) -> PyResult<T> {
         torch::settle(py, self.entry.get()?)?;
-        self.with(py, act)
+        self.interruptibly(py, act)
     }
 }
 
@@ -234,7 +246,8 @@ impl Arena {
     /// others for `undo_after` seconds, by default 300. Then it sleeps, or is as it was.
     ///
     /// Raises TagError for an unknown tag or one whose bytes are undefined, and SleepError when the sleep
-    /// failed. Raises UndoneError where another rank could not sleep, or was not heard of in time.
+    /// failed. Raises UndoneError where another rank could not sleep, or was not heard of in time. What the
+    /// handler of a signal raises, as for Ctrl-C, ends the call: the tags are as before, or done in time.
     #[pyo3(signature = (
         level=1, tags=None, *, unused=None, kept=None, keep_awake=None, decision=None, undo_after=None
     ))]
@@ -272,13 +285,13 @@ impl Arena {
     /// in 64. None means all where digests are fast, as on GPUs, otherwise a sample.
     ///
     /// `timeout` is how many seconds to wait for other calls with these tags, and for memory that others
-    /// release; Ctrl-C does not end that.
+    /// release.
     ///
     /// All or nothing: raises OutOfMemoryError or WakeError, and everything sleeps as before. A WakeError
     /// names all damaged backups. With `accept_losses` the rest wakes, and the report's `lost` lists the
     /// ranges to write again before `mark_restored`.
     ///
-    /// `decision` and `undo_after` are as for `sleep`.
+    /// `decision`, `undo_after` and signals are as for `sleep`.
     #[pyo3(signature = (
         tags=None, *, verify=None, accept_losses=false, timeout=None, decision=None, undo_after=None
     ))]
@@ -300,7 +313,7 @@ impl Arena {
                 None => arena.wake(&request),
                 Some(group) => group.wake(arena, &request),
             };
-            self.with(py, act)
+            self.interruptibly(py, act)
         };
         Group::carried_out(py, group.as_ref(), woken()).map(WakeReport::from)
     }
@@ -515,7 +528,8 @@ impl Arena {
 
     /// Releases everything and closes the arena, after calls in progress. Repeating it does nothing.
     ///
-    /// Live blocks lose their memory at once; their addresses stay reserved until the last is freed.
+    /// Live blocks lose their memory at once; their addresses stay reserved until the last is freed. The end of
+    /// a `with` statement closes it, too.
     ///
     /// Raises SleepError during a CUDA graph capture, and TagError while a tag is held; both change nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
@@ -524,6 +538,23 @@ impl Arena {
         let settled = torch::settle(py, self.entry.get()?);
         py.detach(|| entry.close()).map_err(|error| failed(py, &error))?;
         settled
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    /// Closes it, also after an exception.
+    #[pyo3(signature = (exc_type, exc_value, traceback, /))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        exc_type: &Bound<'_, PyAny>,
+        exc_value: &Bound<'_, PyAny>,
+        traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let (_, _, _) = (exc_type, exc_value, traceback);
+        self.close(py)
     }
 
     fn __eq__(&self, other: &Self) -> bool {

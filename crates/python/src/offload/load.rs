@@ -18,6 +18,7 @@ use super::export::{DlpackRequest, driver_error, export, opened, pin_of, switche
 use super::view::DeviceView;
 use crate::block::dlpack;
 use crate::errors::{invalid, out_of_host_memory, refused};
+use crate::interrupt::signal_raised;
 use crate::process::ProcessLocal;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -220,10 +221,6 @@ fn load_checkpoint<'py>(
         }
     });
     Ok((tensors.collect(), report_dict(py, loaded.report())?))
-}
-
-fn signal_raised(py: Python<'_>) -> PyResult<()> {
-    py.check_signals()
 }
 
 /// Fails for a tensor that the caller cannot have, before anything is allocated.

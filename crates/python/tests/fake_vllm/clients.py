@@ -143,14 +143,25 @@ class OutputProcessor:
     def has_request(self, request_id: str) -> bool:
         return request_id in self.queues
 
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.queues)
+
     def add_request(self, request: Request, _: Any, __: Any, index: int, outputs: Any = None) -> None:
         self.queues[request.request_id] = outputs
 
     def process_outputs(self, outputs: list[Any], *_: Any, **__: Any) -> Any:
         direct = []
         for output in outputs:
-            waiting = self.queues.get(output.request_id)
+            finish = self.queues.pop if output.finish_reason is not None else self.queues.get
+            waiting = finish(output.request_id, None)
             error = getattr(output, "error", None)
+            output.outputs = [
+                SimpleNamespace(
+                    finish_reason=None if output.finish_reason is None else str(output.finish_reason)
+                )
+            ]
+            if output.pooling_output is not None:
+                output.outputs = SimpleNamespace(data=output.pooling_output)
             if waiting is None:
                 direct.append(output)
             else:
@@ -229,7 +240,9 @@ def synchronous(vllm: Vllm, processes: EngineProcesses) -> Any:
     """An LLMEngine in front of an engine in another process."""
     client = _client(vllm, "SyncMPClient", processes)
     outputs: queue.Queue[Any] = queue.Queue()
-    client.outputs_queue = SimpleNamespace(put_nowait=outputs.put_nowait, get=outputs.get_nowait)
+    client.outputs_queue = SimpleNamespace(
+        put_nowait=outputs.put_nowait, get=outputs.get_nowait, empty=outputs.empty
+    )
     return _frontend(vllm.llm_engine.LLMEngine, client, client.vllm_config, processes)
 
 

@@ -7,7 +7,7 @@ They are put together without their `__init__`, which begins with a model: here 
 import pickle
 import queue
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -250,6 +250,8 @@ class Vllm:
         self.loader.give(
             "vllm.renderers.inputs.preprocess", extract_prompt_components=lambda *_: (None, None, None)
         )
+        self.make_worker: Callable[[int], Any] = Worker
+        """Of the engines that have theirs in their own process."""
         self.minor = int(version.split(".")[1])
         self.generation = _generations.of(version)
         self.core = self.loader.module("vllm.v1.engine.core")
@@ -288,9 +290,11 @@ class Vllm:
         return core
 
     def _uniproc(self, config: Any) -> Any:
+        vllm = self
+
         class Executor(self.uniproc.UniProcExecutor):  # type: ignore[misc, name-defined]
             def _init_executor(self) -> None:
-                self.driver_worker = Worker(0)
+                self.driver_worker = vllm.make_worker(0)
                 self.workers = [self.driver_worker]
 
         return Executor(config)

@@ -75,8 +75,10 @@ class Worker:
 
     def sleep(self, level: int = 1) -> None:
         self._enter("sleep")
-        self.dropped = level == 2
-        self.unwritten.clear()
+        if "weights" not in self.asleep:
+            # What was not written is so after level 1 as well.
+            self.dropped = level == 2
+            self.unwritten = set() if self.dropped else self.unwritten
         self.asleep = {"weights", "kv_cache"}
         self._tell("sleep", copied=1000 if level == 1 else 0)
 
@@ -139,7 +141,7 @@ class Worker:
             "state": {tag: "asleep" if tag in self.asleep else "awake" for tag in ("weights", "kv_cache")},
             # What was dropped is reported before it is mapped again, too.
             "undefined": ["weights"] if self.unwritten or self.dropped else [],
-            "unwritten": self._reported() if self.unwritten else None,
+            "unwritten": self._reported() if self.unwritten and "weights" not in self.asleep else None,
             "sleeping": sorted(self.asleep),
             "host_bytes": 1000,
             "unaccounted_bytes": None,

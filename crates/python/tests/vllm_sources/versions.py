@@ -29,6 +29,16 @@ def played(effort: str | None = None) -> tuple[str, ...]:
     return RUN if effort == "quick" else tuple(last.values())
 
 
+PINNED = ("0.24.0", "0.29.0", "0.31.0")
+"""Those that frameworks for training pin (`test_framework_pins`), of TESTED."""
+
+
+def trained(effort: str | None = None) -> tuple[str, ...]:
+    """Those by whose code the calls of trainers run: `played`, and beyond a quick run what trainers pin."""
+    effort = os.environ.get("POORWILL_EFFORT", "usual") if effort is None else effort
+    return RUN if effort == "quick" else tuple(dict.fromkeys((*played(effort), *PINNED)))
+
+
 if __name__ == "__main__":
     [_, asked] = sys.argv
     print(*(RUN if asked == "run" else held(asked)), sep="\n")

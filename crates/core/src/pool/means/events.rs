@@ -95,7 +95,7 @@ impl Shared {
     }
 
     /// Waits until something freed has completed since version `seen`. If only one stream is awaited, without
-    /// a deadline, the driver waits; otherwise the events are polled.
+    /// a deadline or a token, the driver waits; otherwise the events are polled.
     pub(super) fn wait_for_event(&self, seen: u64, deadline: Deadline) -> Result<Waited> {
         let mut pause = PAUSE_MIN;
         loop {
@@ -121,7 +121,7 @@ impl Shared {
                 return Ok(Waited::NothingPending);
             };
             let is_single_stream = in_flight.iter().all(|(other, _, _)| *other == clock);
-            if is_single_stream && deadline.is_never() {
+            if is_single_stream && deadline.may_block() {
                 let passed = self.wait_for_one(clock, epoch, event, deadline);
                 return passed.map(|_| Waited::Progress).map_err(waiting);
             }
@@ -153,7 +153,7 @@ impl Shared {
         event: EventId,
         deadline: Deadline,
     ) -> Result<bool, DriverError> {
-        if deadline.is_never() {
+        if deadline.may_block() {
             // As in [`Self::has_passed`].
             self.driver()
                 .event_synchronize(event)
@@ -202,9 +202,9 @@ impl Shared {
     }
 
     /// Waits for the work queued by now on known streams. Returns those that are late at the deadline.
-    /// Without a deadline it returns at once: the driver then waits for the whole device.
+    /// Where it may block it returns at once: the driver then waits for the whole device.
     pub(in crate::pool) fn wait_for_streams(&self, deadline: Deadline) -> Result<Vec<StreamId>, DriverError> {
-        if deadline.is_never() {
+        if deadline.may_block() {
             return Ok(Vec::new());
         }
         let known = self.lock_state().heap().streams();

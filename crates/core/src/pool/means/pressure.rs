@@ -3,6 +3,7 @@
 use super::events::Waited;
 use crate::pool::shared::{MemoryGuard, Shared};
 use crate::pool::state::PoolState;
+use crate::pool::tools::cancel;
 use crate::pool::tools::deadline::Wait;
 use crate::pool::tools::error::{Awaited, Result};
 use crate::pool::tools::keys::TagKey;
@@ -68,6 +69,7 @@ impl Retry {
         if self.relieve(shared, wait)? {
             return Ok(Next::Again);
         }
+        cancel::check(wait.op)?;
         self.forget();
         Ok(Next::Refuse)
     }

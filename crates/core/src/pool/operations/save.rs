@@ -25,6 +25,7 @@ use crate::pool::parts::backups::sample::Sample;
 use crate::pool::parts::backups::{BACK_UP, Backup, Save, Stored, runs, tags_of};
 use crate::pool::shared::Shared;
 use crate::pool::state::PoolState;
+use crate::pool::tools::cancel;
 use crate::pool::tools::error::{Phase, PoolError, Result};
 use crate::pool::tools::keys::TagKey;
 use crate::pool::tools::report::{SleepPhases, add};
@@ -359,6 +360,7 @@ impl<'a> Saver<'a> {
         leaving: &mut Leaving<'_>,
         saved: &mut Saved,
     ) -> Result<()> {
+        cancel::check(&"sleep")?;
         let Some(saving) = in_flight.pop_front() else { return Ok(()) };
         let save = saving.save;
         let Copied { backup, copied_bytes, stored_bytes, outgrown } =

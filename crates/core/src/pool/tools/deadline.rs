@@ -1,8 +1,10 @@
-//! How long a call waits, by the driver's clock: for streams, other calls, or memory.
+//! How long a call waits, by the driver's clock: for streams, other calls, or memory. A cancelled call has waited
+//! enough.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use super::cancel;
 use crate::driver::Driver;
 
 /// When a call began, and until when it waits.
@@ -39,12 +41,20 @@ impl Deadline {
         self.until.is_none()
     }
 
+    /// Whether the call need not look up while it waits.
+    pub(in crate::pool) fn may_block(self) -> bool {
+        self.is_never() && !cancel::is_cancellable()
+    }
+
     pub(in crate::pool) fn elapsed(self, driver: &dyn Driver) -> Duration {
         driver.now().saturating_duration_since(self.began)
     }
 
-    /// `None` when the deadline has passed.
+    /// `None` when the deadline has passed, or the call is cancelled.
     pub(in crate::pool) fn left(self, driver: &dyn Driver, most: Duration) -> Option<Duration> {
+        if cancel::is_cancelled() {
+            return None;
+        }
         let Some(until) = self.until else { return Some(most) };
         let left = until.saturating_duration_since(driver.now());
         (left > Duration::ZERO).then_some(left.min(most))

@@ -34,6 +34,8 @@ pub enum UndoneBecause {
     },
     /// The pool was closed.
     Closed,
+    /// Its [`CancellationToken`](crate::pool::CancellationToken) was.
+    Cancelled,
 }
 
 impl fmt::Display for UndoneBecause {
@@ -42,6 +44,7 @@ impl fmt::Display for UndoneBecause {
             Self::Decided => f.write_str("its group decided so"),
             Self::Undecided { waited } => write!(f, "there was no verdict within {waited:?}"),
             Self::Closed => f.write_str("the pool was closed"),
+            Self::Cancelled => f.write_str("it was cancelled"),
         }
     }
 }
@@ -154,6 +157,12 @@ pub enum PoolError {
         awaited: Awaited,
         /// Pool usage.
         usage: Usage,
+    },
+    /// Its [`CancellationToken`](crate::pool::CancellationToken) was cancelled. A sleep or a wake is undone.
+    #[error("cannot {op}: the call was cancelled")]
+    Cancelled {
+        /// Operation.
+        op: String,
     },
     /// The tag sleeps.
     #[error("cannot {op}: `{tag}` is {state}; wake it first")]

@@ -1,6 +1,7 @@
 //! What all layers speak in and wait by: keys, sizes, requests, reports, errors, clocks, locks.
 
 pub(super) mod byte_ranges;
+pub(super) mod cancel;
 pub(super) mod clocks;
 pub(super) mod commands;
 pub(super) mod config;

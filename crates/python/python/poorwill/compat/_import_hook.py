@@ -1,19 +1,22 @@
 """Gives one of our modules to code that imports another package's name.
 
-A line in `poorwill.pth`, which Python reads at its start, calls `begin`. It costs nothing unless the switch
-is on.
+Python calls `begin` at its start: by a line in `poorwill.pth`, and from 3.15 on by `poorwill.start`. Every
+process of the installation does that, so this imports nothing until the other name is imported, and what is
+wrong with the switch is said to who imports it.
 """
 
-import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from importlib import import_module
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from poorwill._native import PoorwillError
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.abc import Loader
+else:
+    Loader = object
 
 SWITCH = "POORWILL_TORCH_MEMORY_SAVER"
 """The variable that puts our module in the place of `torch_memory_saver`."""
@@ -22,20 +25,17 @@ NAME = "torch_memory_saver"
 OURS = f"poorwill.compat.{NAME}"
 
 _ON = ("1", "true", "yes", "on")
+# The line in `poorwill.pth` has them, too.
 _OFF = ("", "0", "false", "no", "off")
 
 
-class StandInError(PoorwillError, ImportError):
-    """Our module cannot take the place of the other package."""
-
-
 def begin() -> None:
-    """Stands in if the switch says so. Raises StandInError for a value that cannot be read."""
+    """Stands in if the switch says so. A value that is neither is an error of whoever imports the name."""
     value = os.environ.get(SWITCH, "").strip().lower()
     if value in _ON:
         stand_in()
     elif value not in _OFF:
-        raise StandInError(f"{SWITCH}={value!r} is neither on nor off: set it to 1 or 0")
+        sys.meta_path.insert(0, _Refusal(value))
 
 
 def stand_in() -> None:
@@ -45,7 +45,7 @@ def stand_in() -> None:
     """
     there = sys.modules.get(NAME)
     if there is not None and there is not sys.modules.get(OURS):
-        raise StandInError(
+        raise _error(
             f"{NAME} was imported from {getattr(there, '__file__', 'elsewhere')} before Poorwill could "
             f"stand in for it: set {SWITCH}=1 in the environment of the process, or call stand_in() earlier"
         )
@@ -57,34 +57,68 @@ def step_back() -> None:
     """Ends the standing in: later imports find the other package again."""
     if _FINDER in sys.meta_path:
         sys.meta_path.remove(_FINDER)
-    for name in [name for name in sys.modules if name == NAME or name.startswith(f"{NAME}.")]:
+    for name in [name for name in sys.modules if _is_theirs(name)]:
         if sys.modules[name] is sys.modules.get(f"poorwill.compat.{name}"):
             del sys.modules[name]
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+def _is_theirs(name: str) -> bool:
+    return name == NAME or name.startswith(f"{NAME}.")
+
+
+def _error(reason: str) -> ImportError:
+    from poorwill.compat._error import StandInError
+
+    error = StandInError(reason)
+    error.name = NAME
+    return error
+
+
+class _Finder:
     """Finds our modules by the other package's names."""
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name != NAME and not name.startswith(f"{NAME}."):
+        self, name: str, path: "Sequence[str] | None", target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not _is_theirs(name):
             return None
+        from importlib.util import find_spec
+
         ours = f"poorwill.compat.{name}"
-        if importlib.util.find_spec(ours) is None:
+        if find_spec(ours) is None:
             return None
-        return importlib.machinery.ModuleSpec(name, _Loader(ours), is_package=name == NAME)
+        return ModuleSpec(name, _Loader(ours), is_package=name == NAME)
 
 
-class _Loader(importlib.abc.Loader):
+class _Refusal:
+    """Finds an error by the other package's name, in place of either package.
+
+    Only its importers are concerned; a traceback at each process's start would go on with the other package.
+    """
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def find_spec(
+        self, name: str, path: "Sequence[str] | None", target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not _is_theirs(name):
+            return None
+        raise _error(
+            f"{SWITCH}={self._value!r} is neither on nor off, so it is not known whose {NAME} to import: "
+            "set it to 1 for Poorwill's, or to 0"
+        )
+
+
+class _Loader(Loader):
     """Loads nothing twice: the module is the one that our own name has."""
 
     def __init__(self, ours: str) -> None:
         self._ours = ours
-        self._spec: importlib.machinery.ModuleSpec | None = None
+        self._spec: ModuleSpec | None = None
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        module = importlib.import_module(self._ours)
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = import_module(self._ours)
         self._spec = module.__spec__
         return module
 

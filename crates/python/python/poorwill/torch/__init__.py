@@ -20,7 +20,7 @@ there, emptying the cache may cost more (`_emptying`).
 """
 
 from poorwill._settings import allocator_settings
-from poorwill.torch._import import UnsupportedTorchError
+from poorwill._torch_version import UnsupportedTorchError
 from poorwill.torch._outside import Outside
 from poorwill.torch._pools import GraphPool, Pool, graph_pool, library, settle
 

@@ -11,7 +11,8 @@ from typing import Any, cast
 
 from poorwill import _native
 from poorwill._native import Arena
-from poorwill.torch._import import UnsupportedTorchError, torch
+from poorwill._torch_version import UnsupportedTorchError
+from poorwill.torch._import import torch
 
 
 class Gpu:

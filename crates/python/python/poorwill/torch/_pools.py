@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 from poorwill import _native
 from poorwill._native import Arena, PoorwillError
+from poorwill._torch_version import UnsupportedTorchError
 from poorwill.torch import _emptying
 from poorwill.torch._gpu import Gpu, gpu_of, known_gpu, on, ordinal_of
-from poorwill.torch._import import UnsupportedTorchError, torch
+from poorwill.torch._import import torch
 from poorwill.torch._scope import Scope, innermost
 from poorwill.torch._watch import explain, undisturbed
 

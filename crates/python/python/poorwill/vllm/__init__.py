@@ -20,7 +20,7 @@ memory (`_triton`). With `POORWILL_RECORD`, each rank records its start (`_recor
 and without sleep mode.
 """
 
-from poorwill.vllm import _environment, _hooks
+from poorwill.vllm import _hooks
 
 __all__ = ["register"]
 
@@ -28,15 +28,8 @@ __all__ = ["register"]
 def register() -> None:
     """Installs the hooks. vLLM calls it at least once in every process; repeating it does nothing.
 
-    Imports neither vLLM nor PyTorch: a hook acts when vLLM imports its module.
+    Imports neither vLLM nor PyTorch nor the rest of us: a hook acts when vLLM imports its module.
     """
-    for hook in (*_hooks.HOOKS, *_hooks.ROUTE_HOOKS):
-        hook.wait()
-    if _environment.may_want_offload():
-        for hook in _hooks.OFFLOAD_HOOKS:
+    for hook in _hooks.ALL:
+        if hook.is_wanted():
             hook.wait()
-    if _environment.may_want_triton():
-        for hook in _hooks.TRITON_HOOKS:
-            hook.wait()
-    if _environment.record_folder() is not None:
-        _hooks.RECORD_HOOK.wait()

@@ -6,16 +6,14 @@ so that its own arithmetic is right; a whole card needs no correction. A configu
 refused with figures before the engine is profiled.
 """
 
-import contextlib
 import functools
-from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from poorwill import _native
 from poorwill._native import BudgetError
 from poorwill._record import ADVICE
 from poorwill.torch._gpu import snapshot_segments
-from poorwill.vllm import _environment
+from poorwill.vllm import _environment, _starts
 
 GIB = 1 << 30
 
@@ -36,38 +34,31 @@ def install(memory_module: Any) -> None:
     snapshot.measure = measured
 
 
-@contextlib.contextmanager
-def capped(worker_module: Any, cap: str | None) -> Iterator[None]:
-    """Makes `vllm.v1.worker.gpu_worker` request the user's cap, if there is one.
+def request_under(cap: str) -> _starts.Request:
+    """What asks for the user's cap in the place of vLLM's share of the total."""
 
-    Only while our worker opens its GPU: the next engine of the process may use another backend.
-    """
-    if cap is None:
-        yield
-        return
-    stock = worker_module.request_memory
+    def requested(init_snapshot: Any, cache_config: Any, external_weight_memory: int = 0) -> int:
+        return _requested(init_snapshot, cap, external_weight_memory)
 
-    @functools.wraps(stock)
-    def requested(init_snapshot: Any, cache_config: Any, *rest: Any) -> int:
-        return _requested(init_snapshot, cap, *rest)
-
-    worker_module.request_memory = requested
-    try:
-        yield
-    finally:
-        worker_module.request_memory = stock
+    return requested
 
 
 def correct(snapshot: Any) -> None:
-    """Corrects the total, the free memory and PyTorch's part in a snapshot of vLLM's."""
-    device = f"cuda:{snapshot.device_.index}"
-    budget = _native.budget(device)
+    """Corrects the total, the free memory and PyTorch's part in a snapshot of vLLM's.
+
+    Adds what NVML says of this process.
+    """
+    ordinal = int(snapshot.device_.index)
+    budget = _native.budget(f"cuda:{ordinal}")
     if budget.total_bytes is not None:
         snapshot.total_memory = min(snapshot.total_memory, budget.total_bytes)
     if budget.headroom_bytes is not None:
         snapshot.free_memory = min(snapshot.free_memory, budget.headroom_bytes)
+    snapshot.own_bytes = budget.process_used_bytes
+    snapshot.torch_memory -= unmapped_bytes(ordinal)
+    _starts.note_held(ordinal, snapshot.own_bytes, snapshot.torch_memory)
+    snapshot.free_memory = _starts.free_bytes(ordinal, snapshot.free_memory, snapshot.own_bytes)
     snapshot.cuda_memory = snapshot.total_memory - snapshot.free_memory
-    snapshot.torch_memory -= unmapped_bytes(snapshot.device_.index)
     snapshot.non_torch_memory = snapshot.cuda_memory - snapshot.torch_memory
 
 

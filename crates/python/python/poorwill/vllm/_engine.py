@@ -1,7 +1,10 @@
-"""Hooks on vLLM's EngineCore: a failed sleep leaves the engine awake, and nothing runs without weights.
+"""Hooks on vLLM's EngineCore: a failed sleep leaves the engine awake, and nothing runs without its memory.
 
-They act only with poorwill's worker. vLLM's own methods still do the work; a hook checks before and after
-them.
+A request that comes while anything sleeps is refused with the names of what sleeps, since only a wake would
+end its wait. One that was there before waits for that wake.
+
+The hooks act only with poorwill's worker. vLLM's own methods still do the work; a hook checks before and
+after them.
 """
 
 import contextlib
@@ -29,7 +32,8 @@ RESTORING = frozenset(
 )
 """Methods of the worker that may change the state of the memory."""
 
-_SCHEDULING = "scheduling"
+SCHEDULING = "scheduling"
+"""The tag of level 0: no memory, but the scheduler."""
 
 # Calls for which each rank answers, also with an error. vLLM's own way stops at the first rank that fails. It
 # then takes the other ranks' answers for those of the next call.
@@ -59,7 +63,7 @@ def check_level(level: object) -> None:
 
 def check_tags(tags: Iterable[object] | None) -> None:
     """Raises for tags that nothing sleeps under."""
-    known = (*TAGS, _SCHEDULING)
+    known = (*TAGS, SCHEDULING)
     for tag in tags or ():
         if tag not in known:
             raise ValueError(
@@ -124,6 +128,11 @@ def _list(tags: Iterable[str]) -> str:
     return ", ".join(sorted(tags))
 
 
+def sleeps(tags: Iterable[str]) -> str:
+    """Why nothing can be computed while these tags sleep, and what ends it."""
+    return f"the engine sleeps ({_list(tags)}): call wake_up"
+
+
 @dataclass
 class _Before:
     """State of an engine before a sleep, to restore after a failure."""
@@ -154,6 +163,8 @@ class _Engine:
         self._draining: tuple[int, Future[Any]] | None = None
         self._is_waking = False
         self._is_half_awake = False
+        # Whether a wake by tag has left only the weights asleep.
+        self._is_woken_by_tag = False
         # Whether only the missing weights hold the scheduler.
         self._is_held = False
         self._events: dict[Any, list[Any]] = {}
@@ -219,15 +230,22 @@ class _Engine:
                 "sleep: the last wake_up failed once memory was awake: call wake_up again before the engine "
                 "sleeps"
             )
-        asleep = self.asleep
-        if "weights" not in asleep:
+        if "weights" not in self.asleep:
             return True
         if level != self.level:
             raise PoorwillError(
                 f"sleep: the engine sleeps at level {self.level} already; wake it up before it sleeps "
                 f"at level {level}"
             )
-        return asleep != set(TAGS)
+        awake = set(TAGS) - self.asleep
+        if awake and self._is_woken_by_tag:
+            # As in vLLM. The next wake of the weights would leave behind what a second sleep had taken.
+            _log.warning(
+                "sleep: the engine sleeps already, and %s stays awake: wake_up ends that", _list(awake)
+            )
+            return False
+        # What a failed sleep could not wake again.
+        return bool(awake)
 
     def _commit_sleep(self) -> None:
         """The last check before the ranks release memory."""
@@ -262,7 +280,7 @@ class _Engine:
         """The ranks sleep."""
         self.level = level
         self.not_ready = None
-        self._is_held = False
+        self._is_held = self._is_woken_by_tag = False
 
     @property
     def _has_ended(self) -> bool:
@@ -289,6 +307,7 @@ class _Engine:
         self._hold_for_asleep(asleep | before.asleep)
         if asleep:
             self.level = before.level
+            self._is_woken_by_tag = False
             return (
                 f"{_list(asleep)} could not be woken again{reason}, so the engine counts as asleep at level "
                 f"{before.level}: call wake_up to try again"
@@ -356,12 +375,16 @@ class _Engine:
         check_tags(tags)
         if tags is not None:
             # vLLM wakes nothing if one of the tags is awake already.
-            tags = [tag for tag in dict.fromkeys(tags) if tag == _SCHEDULING or tag in self.asleep]
+            tags = [tag for tag in dict.fromkeys(tags) if tag == SCHEDULING or tag in self.asleep]
         self._is_waking = True
         self.part.forget()
         try:
             result = stock(tags)
             self._is_half_awake = False
+            if "weights" not in self.asleep:
+                self._is_woken_by_tag = False
+            elif "kv_cache" in (tags or ()):
+                self._is_woken_by_tag = True
             if self.executor.is_sleeping:
                 self.look()
             else:
@@ -405,9 +428,7 @@ class _Engine:
         if self._is_waking:
             return not self.executor.is_sleeping and self._is_whole()
         if self.executor.is_sleeping:
-            raise NotReadyError(
-                f"resume: the engine sleeps ({_list(self.asleep)}): call wake_up, which resumes it"
-            )
+            raise NotReadyError(f"resume: {sleeps(self.asleep)}, which resumes it")
         if self.not_ready is not None:
             self.look()
         if self.not_ready is not None:
@@ -497,6 +518,8 @@ class _Engine:
         return {
             "engine": getattr(self.core, "engine_index", 0),
             "not_ready": self.not_ready,
+            "refusal": self.refusal,
+            "is_paused": bool(self.core.is_scheduler_paused()),
             "is_held": self._is_held and not self.executor.is_sleeping,
             "ranks": ranks,
         }
@@ -543,21 +566,29 @@ class _Engine:
 
     # Requests
 
+    @property
+    def refusal(self) -> str | None:
+        """Why no request can be computed, except a pause."""
+        reasons = [sleeps(self.asleep)] if self.asleep else []
+        if self.not_ready is not None:
+            reasons.append(self.not_ready)
+        return "; ".join(reasons) or None
+
     def refuses(self, request: Any) -> bool:
-        """Whether a request would be computed with missing weights."""
-        if self.not_ready is None or self.vllm.is_aborted(request):
+        """Whether a request would wait for a wake, or be computed with missing weights."""
+        if self.refusal is None or self.vllm.is_aborted(request):
             return False
         # A request that continues one from before the sleep waits with it.
         return not self.vllm.is_known(self.core.scheduler, request)
 
     def refuse(self, module: Any, stock: Callable[..., Any], request: Any, wave: int) -> None:
         """Answers a request with the reason. In a process of its own an exception would end the core."""
-        assert self.not_ready is not None
-        core = self.core
+        core, refusal = self.core, self.refusal
+        assert refusal is not None
         if not hasattr(core, "output_queue"):
-            raise NotReadyError(self.not_ready)
-        _log.warning("request %s is refused: %s", request.request_id, self.not_ready)
-        if self.vllm.answer_refused(module, core, request, self.not_ready):
+            raise NotReadyError(refusal)
+        _log.warning("request %s is refused: %s", request.request_id, refusal)
+        if self.vllm.answer_refused(module, core, request, refusal):
             request.abort_immediately = True
             stock(request, wave)
 

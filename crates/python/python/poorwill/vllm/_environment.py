@@ -5,28 +5,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
+from poorwill._environment import SLEEP_MODE as SLEEP_MODE
+from poorwill._environment import WAKE_TIMEOUT as WAKE_TIMEOUT
+from poorwill._environment import WAKE_TIMEOUT_S
+from poorwill._environment import folder as _folder
+from poorwill._environment import seconds as _seconds
+from poorwill._environment import switch as _switch
+from poorwill._environment import wants_sleep_mode as wants_sleep_mode
 from poorwill._native import parse_bytes
 from poorwill._ranks import RANKS_FOLDER as RANKS_FOLDER
 from poorwill._ranks import RANKS_TIMEOUT as RANKS_TIMEOUT
-from poorwill._ranks import folder as _folder
-from poorwill._ranks import seconds as _seconds
 
-SLEEP_MODE = "POORWILL_SLEEP_MODE"
 OFFLOAD = "POORWILL_OFFLOAD"
 BUDGET = "POORWILL_BUDGET"
 HOST_BUDGET = "POORWILL_HOST_BUDGET"
 PAGEABLE = "POORWILL_PAGEABLE"
 PREPARE = "POORWILL_PREPARE"
 KEEP_BACKUPS = "POORWILL_KEEP_BACKUPS"
+KEEP_AWAKE = "POORWILL_KEEP_AWAKE"
 COMPRESS = "POORWILL_COMPRESS"
 DISK = "POORWILL_DISK"
 DISK_LIMIT = "POORWILL_DISK_LIMIT"
 GRAPHS = "POORWILL_GRAPHS"
-WAKE_TIMEOUT = "POORWILL_WAKE_TIMEOUT"
 AFTER_LEVEL2 = "POORWILL_AFTER_LEVEL2"
 TRITON = "POORWILL_TRITON"
 TRITON_SHARED_MEMORY = "POORWILL_TRITON_SHARED_MEMORY"
 RECORD = "POORWILL_RECORD"
+
+TAGS = frozenset({"weights", "kv_cache", "runtime", "workspace", "cudagraph", "default"})
+"""vLLM's tags of memory; a sleep needs a policy for each."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,8 @@ class Environment:
     """Whether the weights are backed up in the background once the engine has started."""
     keep_backups: bool = True
     """Whether backups stay in host memory after a wake, so that the next sleep copies only what changed."""
+    keep_awake: tuple[str, ...] = ()
+    """Tags that no sleep of the engine touches: `weights` where a trainer in the process shares them"""
     compress: Literal["auto", "off", "always"] = "auto"
     """Whether backups are stored as codes, of seven tenths of bf16 weights; `auto`: where codes are fast"""
     disk: str | None = None
@@ -55,8 +64,8 @@ class Environment:
     """What they may take there, for each GPU"""
     graphs: bool = True
     """Whether CUDA graphs sleep on one GPU, from 0.32 on; `0`: only with `--sleep-mode-offload-cudagraph`"""
-    wake_timeout_s: float = 2.0
-    """How long a wake waits for memory that another process is about to release."""
+    wake_timeout_s: float = WAKE_TIMEOUT_S
+    """How long a start or a wake waits for memory that another process is about to release."""
     ranks_timeout_s: float = 300.0
     """How long a rank that is ready to sleep or wake waits for the other ranks, before it goes back"""
     ranks_folder: str | None = None
@@ -88,6 +97,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         pageable=_switch(given, PAGEABLE, default.pageable),
         prepare=_switch(given, PREPARE, default.prepare),
         keep_backups=_switch(given, KEEP_BACKUPS, default.keep_backups),
+        keep_awake=_keep_awake(given),
         compress=_compress(given),
         disk=_folder(given, DISK),
         disk_limit_bytes=_bytes(given, DISK_LIMIT),
@@ -102,11 +112,6 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
     )
 
 
-def wants_sleep_mode(environ: Mapping[str, str] | None = None) -> bool:
-    """`sleep_mode` alone, for engines that may not use Poorwill."""
-    return _switch(os.environ if environ is None else environ, SLEEP_MODE, Environment.sleep_mode)
-
-
 def wants_graphs(environ: Mapping[str, str] | None = None) -> bool:
     """`graphs` alone."""
     return _switch(os.environ if environ is None else environ, GRAPHS, Environment.graphs)
@@ -117,19 +122,9 @@ def wants_offload(environ: Mapping[str, str] | None = None) -> bool:
     return _switch(os.environ if environ is None else environ, OFFLOAD, Environment.offload)
 
 
-def may_want_offload() -> bool:
-    """Whether it is set to anything but off, also to an invalid value: that error is raised later."""
-    return _is_given(OFFLOAD)
-
-
 def wants_triton(environ: Mapping[str, str] | None = None) -> bool:
     """`triton` alone."""
     return _switch(os.environ if environ is None else environ, TRITON, Environment.triton)
-
-
-def may_want_triton() -> bool:
-    """As `may_want_offload`."""
-    return _is_given(TRITON)
 
 
 def triton_shared_memory_bytes(environ: Mapping[str, str] | None = None) -> int | None:
@@ -148,17 +143,15 @@ def record_folder(environ: Mapping[str, str] | None = None) -> str | None:
     return (os.environ if environ is None else environ).get(RECORD, "").strip() or None
 
 
-def _is_given(name: str) -> bool:
-    return os.environ.get(name, "").strip() not in ("", "0")
-
-
-def _switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
-    text = environ.get(name, "").strip()
-    if not text:
-        return default
-    if text not in ("0", "1"):
-        raise ValueError(f"{name}={text!r} is neither 0 nor 1")
-    return text == "1"
+def _keep_awake(environ: Mapping[str, str]) -> tuple[str, ...]:
+    names = [name.strip() for name in environ.get(KEEP_AWAKE, "").split(",") if name.strip()]
+    unknown = [name for name in names if name not in TAGS]
+    if unknown:
+        raise ValueError(
+            f"{KEEP_AWAKE}={environ[KEEP_AWAKE]!r} names {', '.join(unknown)}, which is no tag of vLLM's: "
+            f"there are {', '.join(sorted(TAGS))}"
+        )
+    return tuple(dict.fromkeys(names))
 
 
 def _compress(environ: Mapping[str, str]) -> Literal["auto", "off", "always"]:

@@ -1,21 +1,34 @@
-"""Hooks on vLLM's AsyncLLM and LLMEngine: an engine without weights answers with an error, not gibberish.
+"""Hooks on vLLM's AsyncLLM and LLMEngine: an engine without its memory answers with an error, at once.
 
-They act only with poorwill's worker. After each operation they ask for the engine's state, for the next
-request and for the metrics. While the engine is ready, a request costs one look at an attribute.
+It neither lets a request wait for a wake that may never come, nor answers with gibberish. A request that
+comes during a sleep or a wake waits for its end.
+
+The hooks act only with poorwill's worker. After each operation they ask for the engine's state, for the next
+request and for the metrics. While the engine of a single server is ready, a request costs one look at an
+attribute. Of several servers each looks at its outputs, too, for the core's refusals.
 """
 
 import asyncio
+import contextlib
 import functools
 import logging
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any
 
 from poorwill import PoorwillError
 from poorwill.vllm import _generations, _metrics
-from poorwill.vllm._engine import RESTORING, NotReadyError, check_level, check_tags, replace
+from poorwill.vllm._engine import (
+    RESTORING,
+    SCHEDULING,
+    NotReadyError,
+    check_level,
+    check_tags,
+    replace,
+    sleeps,
+)
 from poorwill.vllm._engines import Engines, Operation, Turn
 from poorwill.vllm._liveness import outlive, outlive_async
 from poorwill.vllm._platform import is_active
@@ -69,11 +82,17 @@ class _Watch:
 
     def __init__(self) -> None:
         self.not_ready: str | None = None
+        self.refusal: str | None = None
+        """Why the engine would refuse a request, by the last look: it is not ready, or something sleeps."""
         self.is_stale = False
         self.is_clear = True
         """Whether requests may pass without another look, unless the engine sleeps."""
         self.is_asleep = False
         """Whether anything slept at the last look."""
+        self.is_paused = False
+        """Whether its scheduler was paused then."""
+        self.changes: set[asyncio.Future[None]] = set()
+        """Sleeps and wakes that have not ended."""
         self.processes = Processes()
         self.engines = Engines()
         self._look: asyncio.Future[None] | None = None
@@ -97,6 +116,8 @@ class _Watch:
     def take(self, statuses: list[dict[str, Any]]) -> None:
         """Takes the last status of all engines of a frontend, with their events."""
         self.know(next((status["not_ready"] for status in statuses if status["not_ready"] is not None), None))
+        self.refusal = next((status["refusal"] for status in statuses if status["refusal"] is not None), None)
+        self.is_paused = any(status["is_paused"] for status in statuses)
         ranks = [rank for status in statuses for rank in status["ranks"]]
         self.is_asleep = any(rank["sleeping"] for rank in ranks)
         if self.is_asleep:
@@ -111,7 +132,7 @@ class _Watch:
     def look_beside(self, frontend: Any) -> "asyncio.Future[None]":
         """Queries the engine in a task that callers may await. One such query runs at a time."""
         if self._look is None or self._look.done():
-            self._look = asyncio.ensure_future(_look_async(frontend, self))
+            self._look = asyncio.ensure_future(_look_beside_async(frontend, self))
         return self._look
 
     def look_soon(self, frontend: Any) -> None:
@@ -130,9 +151,25 @@ class _Watch:
         return is_awake if is_awake is None else is_awake and self.not_ready is None
 
     def refuse(self) -> None:
-        """Raises NotReadyError if the engine is not ready."""
-        if self.not_ready is not None:
-            raise unavailable(self.not_ready)
+        """Raises NotReadyError where the engine would refuse a request."""
+        if self.refusal is not None:
+            raise unavailable(self.refusal)
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Has requests wait until the sleep or wake in the context has ended."""
+        change = asyncio.get_running_loop().create_future()
+        self.changes.add(change)
+        try:
+            yield
+        finally:
+            self.changes.discard(change)
+            change.set_result(None)
+
+    async def settled(self) -> None:
+        """Waits until no sleep or wake is in progress."""
+        while self.changes:
+            await asyncio.wait(self.changes)
 
 
 def watch_of(frontend: Any) -> _Watch | None:
@@ -252,6 +289,12 @@ async def _look_async(frontend: Any, watch: _Watch, turn: Turn | None = None) ->
         _not_asked(error)
 
 
+async def _look_beside_async(frontend: Any, watch: _Watch) -> None:
+    if watch.may_hibernate:
+        await watch.processes.look_async()
+    await _look_async(frontend, watch)
+
+
 async def _operate_async(
     frontend: Any, watch: _Watch, operation: Awaitable[Any], turn: Turn | None = None
 ) -> Any:
@@ -274,12 +317,14 @@ async def _change_async(
     """A sleep or a wake that all engines carry out, or none, also if its caller goes."""
     client = frontend.engine_core
     if not watch.engines.are_shared(client):
-        return await _operate_async(frontend, watch, change())
+        with watch.changing():
+            return await _operate_async(frontend, watch, change())
     refuse = functools.partial(_refuse_hibernating_async, frontend, watch)
 
     async def carry_out() -> Any:
-        async with Operation(watch.engines, client, refuse, method, args) as operation:
-            return await _operate_async(frontend, watch, change(), operation.turn)
+        with watch.changing():
+            async with Operation(watch.engines, client, refuse, method, args) as operation:
+                return await _operate_async(frontend, watch, change(), operation.turn)
 
     return await _carry_out(watch, carry_out())
 
@@ -335,40 +380,57 @@ async def _check_health(frontend: Any, watch: _Watch) -> None:
     if not watch.is_clear:
         # The weights may have been written meanwhile.
         await asyncio.wait({watch.look_beside(frontend)}, timeout=_HEALTH_TIMEOUT_SECONDS)
-    watch.refuse()
+    if watch.not_ready is not None:
+        raise unavailable(watch.not_ready)
 
 
 async def _requested(
     frontend: Any, watch: _Watch, request: Callable[[], AsyncIterator[Any]]
 ) -> AsyncIterator[Any]:
     """The outputs of a request, if the engine is ready by now."""
+    await watch.settled()
     if watch.may_hibernate:
         refusal = await watch.processes.look_async()
         if refusal is not None:
             raise unavailable(refusal)
-        if not _is_alone(frontend):
-            # Another one may have woken it.
-            watch.look_soon(frontend)
-    if not watch.is_clear:
+    if not watch.is_clear or watch.is_asleep:
+        # Another one may have woken it.
         await look_at_engines(frontend, watch)
         watch.refuse()
     async with aclosing(request()) as outputs:  # type: ignore[type-var]
         async for output in outputs:
+            if _may_be_refused(output):
+                # By the core, since another server has put the engine to sleep.
+                await look_at_engines(frontend, watch)
+                watch.refuse()
+                if not isinstance(output.outputs, list):
+                    raise unavailable(
+                        "the engine slept when the request came, and is awake by now: ask again"
+                    )
             yield output
+
+
+def _may_be_refused(output: Any) -> bool:
+    """Whether the engine's core may have refused the request, which before 0.33 it does without a reason."""
+    outputs = output.outputs
+    if isinstance(outputs, list):
+        return any(each.finish_reason == "error" for each in outputs)
+    return not outputs.data.numel() and getattr(output, "error", None) is None
 
 
 def _requesting(stock: Any) -> Callable[..., Any]:
     def request(self: Any, *args: Any, **kwargs: Any) -> Any:
-        watch = vars(self).get(_WATCH)
-        if watch is None or (watch.is_clear and not watch.may_hibernate):
+        watch = vars(self).get(_WATCH) if _is_alone(self) else watch_of(self)
+        is_ready = watch is None or (watch.is_clear and not watch.may_hibernate and not watch.changes)
+        if watch is None or (is_ready and _is_alone(self)):
             return stock(self, *args, **kwargs)
         if watch.processes.refusal is not None and _is_alone(self):
             # At once, as below. If the engine is back by now, the next request finds out.
             watch.processes.look_soon()
             raise unavailable(watch.processes.refusal)
-        if not watch.is_clear and not watch.is_stale and _is_alone(self):
-            # At once, so that a client of a stream gets the status and not an error within the stream. If the
-            # weights were written on another path meanwhile, the next request finds out.
+        if watch.refusal is not None and not watch.is_stale and not watch.changes and _is_alone(self):
+            # At once, so that a client of a stream gets the status and not an error within the stream.
+            # If another path has woken it, or written the weights, the next request finds out.
             watch.look_soon(self)
             watch.refuse()
         return _requested(self, watch, functools.partial(stock, self, *args, **kwargs))
@@ -535,6 +597,7 @@ def install_sync(module: Any, vllm: _generations.Generation | None = None) -> No
         "wake_up": _wake_up,
         "collective_rpc": _collective_rpc,
         "add_request": _add_request,
+        "step": _step,
     }.items():
         replace(frontend, name, make)
     if (vllm or _generations.chosen()).releases_cache:
@@ -591,9 +654,34 @@ def _add_request(stock: Any) -> Callable[..., Any]:
         watch = vars(self).get(_WATCH)
         if watch is not None and watch.is_asleep:
             _refuse_hibernating(watch)
-        if watch is not None and not watch.is_clear:
+        if watch is not None and (watch.is_asleep or not watch.is_clear):
             _take(self, watch)
             watch.refuse()
         return stock(self, *args, **kwargs)
 
     return add_request
+
+
+def _step(stock: Any) -> Callable[..., Any]:
+    def step(self: Any) -> Any:
+        watch = vars(self).get(_WATCH)
+        if watch is None or not watch.is_paused or not self.output_processor.has_unfinished_requests():
+            return stock(self)
+        return _step_paused(self, watch, functools.partial(stock, self))
+
+    return step
+
+
+def _step_paused(frontend: Any, watch: _Watch, step: Callable[[], Any]) -> Any:
+    """What has come for requests. Raises where they wait for a wake that only the caller could ask for."""
+    outputs = getattr(frontend.engine_core, "outputs_queue", None)
+    if outputs is None or not outputs.empty():
+        came = step()
+        if came or outputs is not None:
+            return came
+    _refuse_hibernating(watch)
+    _take(frontend, watch)
+    if not watch.is_paused:
+        return step()
+    watch.refuse()
+    raise NotReadyError(f"{sleeps([SCHEDULING])}; the requests wait for that")

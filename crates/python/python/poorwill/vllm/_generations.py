@@ -9,6 +9,7 @@ version says, and the tests check the adapters against each version's sources.
 import contextlib
 import functools
 import importlib
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from poorwill.vllm import _versions
 Maker = tuple[Any, str]
 """An object, and the name of one of its functions."""
 
+_CUMEM = "vllm.device_allocator.cumem"
 # The second model runner, which vLLM uses for more and more models from 0.22 on.
 _SECOND_RUNNER = "vllm.v1.worker.gpu.model_runner"
 
@@ -52,19 +54,12 @@ class Vllm0_20:
 
     def replaced(self) -> list[Any]:
         """The modules in which our allocator takes the place of vLLM's."""
-        return [importlib.import_module("vllm.device_allocator.cumem")]
+        return [importlib.import_module(_CUMEM)]
 
-    def put_allocator(self, allocator: Any) -> None:
-        """Has vLLM open its pools in our allocator, of this class."""
-        for cumem in self.replaced():
-            if cumem.CuMemAllocator is not allocator:
-                allocator.stock, cumem.CuMemAllocator = cumem.CuMemAllocator, allocator
-
-    def give_place_back(self, allocator: Any) -> None:
-        """The next engine of this process may use vLLM's own sleep."""
-        if allocator.stock is not None:
-            for cumem in self.replaced():
-                cumem.CuMemAllocator = allocator.stock
+    def allocator_class(self) -> Any:
+        """The class that vLLM has for its allocator; None if it is not imported and need not be."""
+        [cumem] = self.replaced()
+        return cumem.CuMemAllocator
 
     def suspend(self, worker: Any, level: int) -> None:
         """Puts memory to sleep as the worker would, without its other steps."""
@@ -107,7 +102,15 @@ class Vllm0_20:
 
     def answer_refused(self, module: Any, core: Any, request: Any, sentence: str) -> bool:
         """Answers a refused request in the core's process. Returns whether vLLM has to finish it."""
-        core._send_error_outputs_to_client([request.request_id], request.client_index)
+        if request.pooling_params is None:
+            core._send_error_outputs_to_client([request.request_id], request.client_index)
+            return False
+        # Without an output it would end all requests of that frontend, which takes an empty one for this.
+        nothing = importlib.import_module("torch").empty(0)
+        reason = module.FinishReason.ERROR
+        output = module.EngineCoreOutput(request.request_id, [], pooling_output=nothing, finish_reason=reason)
+        outputs = module.EngineCoreOutputs(finished_requests=[request.request_id], outputs=[output])
+        core.output_queue.put_nowait((request.client_index, outputs))
         return False
 
 
@@ -218,6 +221,12 @@ class Extended(Vllm0_33):
     def replaced(self) -> list[Any]:
         # It asks the backend's class.
         return [] if _versions.ALLOCATOR in self.extensions else super().replaced()
+
+    def allocator_class(self) -> Any:
+        if self.replaced():
+            return super().allocator_class()
+        # Others may have it by name.
+        return getattr(sys.modules.get(_CUMEM), "CuMemAllocator", None)
 
 
 Generation = Vllm0_20

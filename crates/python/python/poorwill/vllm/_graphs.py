@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from poorwill._native import BudgetError
-from poorwill.vllm import _environment, _generations
+from poorwill.vllm import _environment, _generations, _starts
 from poorwill.vllm._budget import Envelope, gib
 from poorwill.vllm._wrapped import wrapped
 
@@ -84,7 +84,8 @@ class Graphs:
         """How much of vLLM's KV cache memory is left beside graphs. Raises BudgetError if none is."""
         worker, envelope = self._worker, self._envelope
         if not worker.cache_config.kv_cache_memory_bytes:
-            estimate = int(worker.cudagraph_memory_estimate)
+            # A class over vLLM's may have a profile of its own, which makes none.
+            estimate = int(getattr(worker, "cudagraph_memory_estimate", 0))
             reserved = estimate if _envs.VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS else 0
             if envelope.cap is not None:
                 self._is_reckoned_with = estimate > 0 or not self._count
@@ -172,7 +173,8 @@ class Graphs:
             self._resident_bytes = envelope.used_bytes(before)
             needed = profile_cache_bytes(runner) + min(self._count, _PROFILED) * GRAPH_BYTES
             envelope.refuse_what_cannot_fit("profiling CUDA graphs", needed, before, _PROFILE_LESS)
-            with self._watched("profiling", self._refuse_profile, _PROFILE_LESS):
+            watched = self._watched("profiling", self._refuse_profile, _PROFILE_LESS)
+            with _starts.measured(), watched:
                 return profile(*args, **kwargs)
 
         return profile_cudagraph_memory
@@ -180,10 +182,12 @@ class Graphs:
     def _held(self, capture: Callable[..., Any]) -> Callable[..., Any]:
         def capture_model(*args: Any, **kwargs: Any) -> Any:
             if not self._envelope.is_bounding:
-                return capture(*args, **kwargs)
+                with _starts.measured():
+                    return capture(*args, **kwargs)
             torch.cuda.empty_cache()
             self._before_bytes = self._used_bytes()
-            with self._watched("capturing", self._refuse_captured, self._next_step(0)):
+            watched = self._watched("capturing", self._refuse_captured, self._next_step(0))
+            with _starts.measured(), watched:
                 done = capture(*args, **kwargs)
             torch.cuda.empty_cache()
             used = self._used_bytes()

@@ -2,28 +2,35 @@
 
 A hook leaves a vLLM that does not have what it needs unchanged. An engine that wants to sleep with Poorwill
 is then refused with the reason (`refuse`); others are not affected.
+
+Every process of every vLLM beside us imports this. So what a hook needs, the contract first, is imported
+when vLLM imports the hook's module, and no decorator of dataclasses is here.
 """
 
 import importlib
-import logging
-from dataclasses import dataclass
+import os
 from types import ModuleType
 
-from poorwill.vllm import _environment, _versions
 from poorwill.vllm._imports import is_there, when_imported
-from poorwill.vllm._versions import UnsupportedVllmError
 
-_log = logging.getLogger(__name__)
-_refusals: list[UnsupportedVllmError] = []
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from poorwill.vllm._versions import UnsupportedVllmError
+
+_refusals: "list[UnsupportedVllmError]" = []
 
 
-@dataclass(frozen=True)
 class Hook:
     """A function of ours for a module of vLLM's."""
 
-    module: str
-    ours: str
-    function: str
+    def __init__(self, module: str, ours: str, function: str) -> None:
+        self.module = module
+        self.ours = ours
+        self.function = function
+
+    def is_wanted(self) -> bool:
+        """Whether it waits at all. Any engine's options may choose sleep mode."""
+        return True
 
     def wait(self) -> None:
         """Calls the function with the module, as soon as vLLM imports it."""
@@ -37,12 +44,16 @@ class Hook:
             # A failed import of another module is not our concern.
             if error.name is None or not f"{self.module}.".startswith(f"{error.name}."):
                 raise
+            from poorwill.vllm import _versions
+
             _versions.refuse_missing(_versions.running(), self.module)
 
     def _install(self, module: ModuleType) -> None:
+        from poorwill.vllm import _environment, _versions
+
         try:
             _versions.check(_versions.running(), module)
-        except UnsupportedVllmError as refusal:
+        except _versions.UnsupportedVllmError as refusal:
             # Remembered also if it is raised: a second import of the module would go without the hook.
             _refusals.append(refusal)
             if _environment.wants_sleep_mode():
@@ -51,7 +62,6 @@ class Hook:
         getattr(importlib.import_module(self.ours), self.function)(module)
 
 
-@dataclass(frozen=True)
 class OffloadHook(Hook):
     """A hook for weights that vLLM offloads.
 
@@ -59,20 +69,26 @@ class OffloadHook(Hook):
     made, since vLLM ignores failed imports of some modules.
     """
 
-    is_checked: bool = True
-    """False where the sleep hooks need the rest of the module."""
+    def __init__(self, module: str, ours: str, function: str, is_checked: bool = True) -> None:
+        super().__init__(module, ours, function)
+        self.is_checked = is_checked
+        """False where the sleep hooks need the rest of the module."""
+
+    def is_wanted(self) -> bool:
+        return _may_be_on("POORWILL_OFFLOAD")
 
     def _install(self, module: ModuleType) -> None:
+        from poorwill.vllm import _versions
+
         ours = importlib.import_module(self.ours)
         try:
             if self.is_checked:
                 _versions.check(_versions.running(), module, _versions.WITHOUT_OFFLOAD)
-        except UnsupportedVllmError as refusal:
+        except _versions.UnsupportedVllmError as refusal:
             ours.refuse(refusal)
         getattr(ours, self.function)(module)
 
 
-@dataclass(frozen=True)
 class TritonHook(Hook):
     """A hook for kernels whose configurations are pruned.
 
@@ -80,46 +96,67 @@ class TritonHook(Hook):
     kernels.
     """
 
+    def is_wanted(self) -> bool:
+        return _may_be_on("POORWILL_TRITON")
+
     def look(self) -> None:
         """Raises UnsupportedVllmError as `Hook.look`, but imports nothing.
 
         The kernels' package looks for GPUs, which only workers may do.
         """
         if not is_there(self.module):
+            from poorwill.vllm import _versions
+
             _versions.refuse_missing(_versions.running(), self.module, _versions.WITHOUT_TRITON)
 
     def _install(self, module: ModuleType) -> None:
         ours = importlib.import_module(self.ours)
         if not ours.is_compiling():
             return
+        from poorwill.vllm import _versions
+
         version = _versions.running()
         _versions.refuse_unexpected(version, module.__name__, _versions.WITHOUT_TRITON)
         _versions.check(version, module, _versions.WITHOUT_TRITON)
         getattr(ours, self.function)(module)
 
 
-@dataclass(frozen=True)
 class RouteHook(Hook):
     """A hook for routes of vLLM's server, which an engine serves without."""
 
     def _install(self, module: ModuleType) -> None:
+        from poorwill.vllm import _versions
+
         try:
             _versions.check(_versions.running(), module)
-        except UnsupportedVllmError as refusal:
-            _log.warning("there are no routes for hibernating: %s", refusal)
+        except _versions.UnsupportedVllmError as refusal:
+            _warn("there are no routes for hibernating", refusal)
             return
         getattr(importlib.import_module(self.ours), self.function)(module)
 
 
-@dataclass(frozen=True)
 class RecordHook(Hook):
     """A hook that records a start. It is installed only if the environment asks for it, and never fails."""
+
+    def is_wanted(self) -> bool:
+        return bool(os.environ.get("POORWILL_RECORD", "").strip())
 
     def _install(self, module: ModuleType) -> None:
         try:
             getattr(importlib.import_module(self.ours), self.function)(module)
         except Exception as error:
-            _log.warning("nothing is recorded: %s", error)
+            _warn("nothing is recorded", error)
+
+
+def _may_be_on(switch: str) -> bool:
+    """Whether it is set to anything but off, also to an invalid value: that error is raised later."""
+    return os.environ.get(switch, "").strip() not in ("", "0")
+
+
+def _warn(what: str, because: Exception) -> None:
+    import logging
+
+    logging.getLogger(__name__).warning("%s: %s", what, because)
 
 
 HOOKS = (
@@ -160,6 +197,8 @@ TRITON_HOOKS = tuple(
     for module in ("chunk_delta_h", "chunk_o")
 )
 
+ALL = (*HOOKS, *ROUTE_HOOKS, *OFFLOAD_HOOKS, *TRITON_HOOKS, RECORD_HOOK)
+
 
 def refuse_any() -> None:
     """As `refuse`, after importing every hooked module.
@@ -174,6 +213,8 @@ def refuse_any() -> None:
 
 def refuse() -> None:
     """Raises UnsupportedVllmError for an unknown vLLM, or if a hook could not be installed."""
+    from poorwill.vllm import _versions
+
     _versions.known(_versions.running())
     if _refusals:
         raise _refusals[0]

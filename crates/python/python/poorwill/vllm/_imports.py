@@ -1,21 +1,28 @@
-"""Calls a function once a module is imported, without importing it."""
+"""Calls a function once a module is imported, without importing it.
 
-import importlib.abc
+Every process of every vLLM beside us imports this, so it stands on what Python has imported at its start.
+"""
+
 import importlib.machinery
-import importlib.util
 import sys
 import threading
-from collections.abc import Callable, Sequence
 from types import ModuleType
 
-Patch = Callable[[ModuleType], None]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.abc import Loader
 
-_waiting: dict[str, list[Patch]] = {}
-_done: set[tuple[str, Patch]] = set()
+    Patch = Callable[[ModuleType], None]
+else:
+    Loader = object
+
+_waiting: "dict[str, list[Patch]]" = {}
+_done: "set[tuple[str, Patch]]" = set()
 _lock = threading.RLock()
 
 
-def when_imported(name: str, patch: Patch) -> None:
+def when_imported(name: str, patch: "Patch") -> None:
     """Calls `patch` once with the module: now if it is imported, otherwise right after its import.
 
     Several of a module are called in order. What one raises is raised by the import, without the rest.
@@ -40,7 +47,9 @@ def is_there(name: str) -> bool:
     if imported is not None:
         path = getattr(imported, "__path__", None)
     else:
-        found = importlib.util.find_spec(package)
+        from importlib.util import find_spec
+
+        found = find_spec(package)
         path = None if found is None else found.submodule_search_locations
     for each in below:
         if path is None:
@@ -53,11 +62,11 @@ def is_there(name: str) -> bool:
     return True
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder:
     """Finds modules as usual, with a loader that calls back."""
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self, name: str, path: "Sequence[str] | None", target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         with _lock:
             if name not in _waiting:
@@ -73,10 +82,10 @@ class _Finder(importlib.abc.MetaPathFinder):
         return None
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader(Loader):
     """A module's own loader, followed by the patches."""
 
-    def __init__(self, loader: importlib.abc.Loader) -> None:
+    def __init__(self, loader: Loader) -> None:
         self._loader = loader
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:

@@ -1,10 +1,12 @@
 """Decides whether an engine is Poorwill's, where vLLM completes its configuration.
 
 Such an engine gets our worker class by name, which the configuration carries into every process of the
-engine. What cannot work is refused here, before any of them starts.
+engine. With another class than vLLM's it gets ours over that one (`over`). What cannot work is refused here,
+before any of them starts.
 """
 
 import functools
+import logging
 import sys
 from types import ModuleType
 from typing import Any
@@ -14,6 +16,8 @@ from poorwill.vllm import _connectors, _environment, _hooks, _versions
 
 STOCK_WORKER = "vllm.v1.worker.gpu_worker.Worker"
 WORKER = "poorwill.vllm.worker.Worker"
+OVER = "poorwill.vllm.over."
+"""Begins the name of our worker over another class, which follows."""
 BACKEND = "poorwill"
 STOCK_BACKEND = "cumem"
 """The option's default, so that it differs from any choice."""
@@ -25,6 +29,7 @@ class ConfigurationError(PoorwillError, ValueError):
     """Conflicting settings of vLLM and Poorwill."""
 
 
+_log = logging.getLogger(__name__)
 _was_chosen = False
 
 
@@ -110,14 +115,24 @@ def decide(vllm_config: Any) -> None:
         raise ConfigurationError(problem)
     if getattr(model, "sleep_mode_backend", None) == STOCK_BACKEND:
         model.sleep_mode_backend = BACKEND
-    if parallel.worker_cls == STOCK_WORKER:
-        parallel.worker_cls = WORKER
-    elif parallel.worker_cls != WORKER:
-        raise ConfigurationError(
-            f"sleep mode is to be poorwill's, which needs vLLM's own worker, and --worker-cls is "
-            f"{parallel.worker_cls}: leave it away, and have --worker-extension-cls add what it adds"
-        )
+    if not is_active(vllm_config):
+        parallel.worker_cls = _our_worker(parallel.worker_cls)
     _was_chosen = True
+
+
+def _our_worker(worker_cls: Any) -> str:
+    """Our worker in the place of one that is named."""
+    if worker_cls == STOCK_WORKER:
+        return WORKER
+    names = worker_cls.split(".") if isinstance(worker_cls, str) else []
+    if len(names) < 2 or not all(name.isidentifier() for name in names):
+        raise ConfigurationError(
+            f"sleep mode is to be poorwill's, and --worker-cls is {worker_cls!r}, which is no MODULE.CLASS: "
+            "put the class into a module, and name it so"
+        )
+    if names[0] == "vllm_omni":
+        _log.info("diffusion stages of vLLM-Omni use vLLM's allocator, and sleep as without Poorwill")
+    return f"{OVER}{worker_cls}"
 
 
 def decide_offload() -> None:
@@ -155,7 +170,8 @@ def note_chosen() -> None:
 
 def is_active(vllm_config: Any) -> bool:
     """Whether an engine of this configuration sleeps with Poorwill."""
-    return bool(vllm_config.parallel_config.worker_cls == WORKER)
+    worker_cls = vllm_config.parallel_config.worker_cls
+    return isinstance(worker_cls, str) and (worker_cls == WORKER or worker_cls.startswith(OVER))
 
 
 def _is_chosen(model: Any, by_environment: bool) -> bool:

@@ -34,9 +34,6 @@ TESTED = (
 RUN = ("0.20.2", "0.33.0")
 """Those of them whose code the tests run with ours."""
 
-TAGS = frozenset({"weights", "kv_cache", "runtime", "workspace", "cudagraph", "default"})
-"""vLLM's tags of memory; a sleep needs a policy for each."""
-
 
 class UnsupportedVllmError(PoorwillError):
     """Poorwill cannot work in this vLLM.
@@ -270,6 +267,9 @@ def _contract() -> Iterator[Need]:
         since=(0, 33, 0),
     )
     yield need("EngineCoreProc.output_queue", "field")
+    for output in ("EngineCoreOutput", "EngineCoreOutputs"):
+        yield need(output, "value")
+    yield Need("vllm.v1.request", "Request.pooling_params", "field")
     yield need("RequestError", "value", since=(0, 33, 0))
     yield need("FinishReason", "value")
     yield Need("vllm.v1.core.sched.scheduler", "Scheduler.has_request", "field", since=(0, 33, 0))
@@ -299,10 +299,13 @@ def _contract() -> Iterator[Need]:
     yield need("LLMEngine.release_kv_cache_memory", "method", is_whole=True, since=(0, 31, 0))
     yield need("LLMEngine.collective_rpc", "method", *rpc, is_whole=True)
     yield need("LLMEngine.add_request", "method", "request_id", "prompt", "params")
+    yield need("LLMEngine.step", "method", is_whole=True)
     yield need("LLMEngine.engine_core", "field")
+    yield need("LLMEngine.output_processor", "field")
     yield need("LLMEngine.vllm_config", "field")
     need = _in_module("vllm.v1.engine.core_client")
     yield need("InprocClient.engine_core", "field")
+    yield need("SyncMPClient.outputs_queue", "field")
     yield need("SyncMPClient.call_utility", "method", "method", "*args", is_whole=True)
     asking = ("method", "*args", "engine")
     yield need("AsyncMPClient._call_utility_async", "method", *asking, is_whole=True, is_async=True)
@@ -311,6 +314,9 @@ def _contract() -> Iterator[Need]:
     yield need("MPClient.utility_results", "field")
     yield need("AsyncMPClient.core_engines", "field")
     yield need("AsyncMPClient.client_count", "field")
+
+    need = _in_module("vllm.v1.engine.output_processor")
+    yield need("OutputProcessor.has_unfinished_requests", "method", is_whole=True)
 
     # The routes that ours are beside.
     moved: Version = (0, 23, 0)

@@ -42,7 +42,9 @@ class Allocator:
     """vLLM's class that this one replaced."""
     default_tag: str = "default"
 
-    def __init__(self, arena: Arena, *, wake_timeout_s: float = 0.0) -> None:
+    def __init__(
+        self, arena: Arena, *, wake_timeout_s: float = 0.0, keep_awake: tuple[str, ...] = ()
+    ) -> None:
         self.arena = arena
         self.events = Events()
         self.when_dropped: Callable[[list[str]], None] | None = None
@@ -50,6 +52,7 @@ class Allocator:
         self.kept_of_weights: Callable[[], list[tuple[int, int]]] | None = None
         """Called before a sleep drops the weights: address and length of what it has to keep of them."""
         self._wake_timeout_s = wake_timeout_s
+        self._keep_awake = keep_awake
         self._graph_pool: Any = None
         self._renamed: dict[str, str] = {}
         self._current_tag = self.default_tag
@@ -73,6 +76,7 @@ class Allocator:
         disk: str | None = None,
         disk_limit_bytes: int | None = None,
         wake_timeout_s: float = 0.0,
+        keep_awake: tuple[str, ...] = (),
     ) -> "Allocator":
         """Opens the process's allocator, over an arena with these limits.
 
@@ -102,7 +106,7 @@ class Allocator:
             disk=disk,
             disk_limit=disk_limit_bytes,
         )
-        cls.instance = cls(arena, wake_timeout_s=wake_timeout_s)
+        cls.instance = cls(arena, wake_timeout_s=wake_timeout_s, keep_awake=keep_awake)
         return cls.instance
 
     @staticmethod
@@ -160,7 +164,9 @@ class Allocator:
             raise PoorwillError(
                 f"sleep cannot keep {', '.join(unkept)}: no sleep does; discard it, or leave it out"
             )
-        awake = [tag for tag, state in self.arena.state().items() if state in ("awake", "undefined")]
+        states = self.arena.state().items()
+        awake = [tag for tag, state in states if state in ("awake", "undefined")]
+        awake = [tag for tag in awake if tag not in self._keep_awake]
         kept = [tag for tag in awake if tag in names]
         if kept:
             with self.events.of("sleep") as event:
@@ -214,13 +220,18 @@ class Allocator:
         """Puts everything to sleep as the engine does.
 
         Weights are backed up at level 1. At level 2 they are dropped, but for what nobody would write again
-        (`kept_of_weights`). Runtime state, graphs and other tags are backed up at both. Raises SleepError,
+        (`kept_of_weights`). Runtime state, graphs and other tags are backed up at both, and what is to stay
+        awake stays. Raises SleepError,
         with everything awake as before, or with a report of what was not released.
         """
-        drops = level == 2 and self.arena.state().get("weights") in ("awake", "undefined")
+        states = self.arena.state()
+        drops = level == 2 and states.get("weights") in ("awake", "undefined")
+        drops = drops and "weights" not in self._keep_awake
         kept = self.kept_of_weights() if drops and self.kept_of_weights is not None else []
+        keep_awake = [tag for tag in self._keep_awake if tag in states]
         with self.events.of("sleep") as event:
-            event.slept(self.arena.sleep(level, kept=kept, **self._take_group()))
+            report = self.arena.sleep(level, kept=kept, keep_awake=keep_awake, **self._take_group())
+            event.slept(report)
 
     def discard(self, tags: Sequence[str]) -> None:
         """Drops the memory and bytes of awake tags. Sleeping ones stay as they are.
@@ -307,7 +318,8 @@ class Allocator:
 
     def prepare(self) -> Preparation:
         """Starts to back up what a sleep at level 1 keeps, in the background."""
-        return self.arena.prepare_sleep(1)
+        keep_awake = [tag for tag in self._keep_awake if tag in self.arena.state()]
+        return self.arena.prepare_sleep(1, keep_awake=keep_awake)
 
     def get_current_usage(self) -> int:
         """The bytes that are in use."""

@@ -15,8 +15,9 @@ import contextlib
 import functools
 import importlib
 import os
+import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from poorwill import _native, _ranks
@@ -30,8 +31,10 @@ from poorwill.vllm import (
     _hidden,
     _hooks,
     _offload,
+    _patches,
     _peers,
     _platform,
+    _starts,
     _versions,
 )
 from poorwill.vllm._budget import Envelope, gib
@@ -65,6 +68,9 @@ _KEPT_NAMED = 50
 # vLLM's message and error class where less memory is free after a sleep than before.
 _LESS_FREE = "Memory usage increased after sleeping."
 
+# And where more is free after profiling than before.
+_MORE_FREE = "Error in memory profiling."
+
 _vllm = _generations.chosen()
 
 
@@ -73,6 +79,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _hooks.refuse()
+        # Before the contract, which a patch may break.
+        _refuse_patches(_environment.read().keep_awake)
         for module in (_memory, *_vllm.replaced()):
             _versions.check(_versions.running(), module)
         # A spawned process has decided nothing itself, and configures drafters.
@@ -100,23 +108,33 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
     # Starting
 
     def init_device(self) -> None:
+        _refuse_patches(self._environment.keep_awake)
         _budget.install(_memory)
         if Allocator.instance is not None:
             # What an earlier engine left is freed before vLLM measures.
             Allocator.instance.settle()
         # From now on vLLM's allocator is ours.
-        _vllm.put_allocator(Allocator)
+        stock = _vllm.allocator_class()
+        if stock is not None and stock is not Allocator:
+            Allocator.stock = stock
+        for module in (*_vllm.replaced(), *self._modules("CuMemAllocator", Allocator.stock)):
+            module.CuMemAllocator = Allocator
         try:
             self._open()
         except BaseException:
+            _starts.end()
             if Allocator.instance is None:
-                _vllm.give_place_back(Allocator)
+                self._give_place_back()
             raise
 
     def _open(self) -> None:
         cap = self._environment.budget
-        with _budget.capped(gpu_worker, cap):
+        request = None if cap is None else _budget.request_under(cap)
+        asking = [gpu_worker, *self._modules("request_memory", gpu_worker.request_memory)]
+        with _starts.requesting(asking, self._environment.wake_timeout_s, request) as requests:
             super().init_device()
+        if not requests.count:
+            self._refuse_own_share()
         self._envelope = Envelope(self, cap)
         before = Allocator.instance
         self._allocator = Allocator.open(
@@ -129,6 +147,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             disk=self._environment.disk,
             disk_limit_bytes=self._environment.disk_limit_bytes,
             wake_timeout_s=self._environment.wake_timeout_s,
+            keep_awake=self._environment.keep_awake,
         )
         self._is_its_owner = self._allocator is not before
         if self._is_its_owner:
@@ -168,11 +187,23 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         graphs = self._graphs = Graphs(self, envelope)
         envelope.refuse_cache_beside(loaded, "with the weights loaded", graphs.least_bytes)
         with graphs.profiled():
-            available = int(super().determine_available_memory())
+            available = self._profiled_available()
         # The cost of a pass is known now, and vLLM ignores it if the cache's size was given.
         passed = _memory.MemorySnapshot(device=self.device)
         envelope.refuse_cache_beside(passed, "after a pass of the model", graphs.least_bytes)
         return graphs.left_for_cache(available)
+
+    def _profiled_available(self) -> int:
+        try:
+            return int(super().determine_available_memory())
+        except AssertionError as error:
+            if str(error).startswith(_MORE_FREE) and not _starts.is_own(self.device.index):
+                logger.warning(
+                    "NVML does not list this process, so what others give back while it profiles cannot be "
+                    "told from its own: start it beside no process that ends or sleeps, or in the host's "
+                    "process namespace (hostPID, --pid=host)"
+                )
+            raise
 
     def initialize_from_config(self, *args: Any, **kwargs: Any) -> None:
         if _vllm.has_state_pool:
@@ -199,6 +230,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         # None where a worker joins an engine whose memory is known.
         with contextlib.nullcontext() if self._graphs is None else self._graphs.captured():
             done = super().compile_or_warm_up_model(*args, **kwargs)
+        _starts.end(self.device.index)
         # By now there are graphs and other state as well.
         self._warn_of_shortage()
         self._prepare_in_background()
@@ -209,11 +241,41 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             # The rest of it is not needed any more.
             self._preparation.cancel()
         self._unwritten.forget()
+        _starts.end()
         try:
             super().shutdown()
         finally:
             if self._is_its_owner and self._allocator is Allocator.instance:
-                _vllm.give_place_back(Allocator)
+                self._give_place_back()
+
+    def _give_place_back(self) -> None:
+        """The next engine of this process may use vLLM's own sleep."""
+        if Allocator.stock is not None:
+            for module in (*_vllm.replaced(), *self._modules("CuMemAllocator", Allocator)):
+                module.CuMemAllocator = Allocator.stock
+
+    def _modules(self, name: str, value: object) -> list[Any]:
+        """The modules of the classes that ours is over, where a name is bound to this."""
+        kinds = type(self).__mro__
+        others = kinds[: kinds.index(gpu_worker.Worker)]
+        modules = (sys.modules.get(kind.__module__) for kind in others)
+        return [each for each in modules if each is not None and (name, value) in vars(each).items()]
+
+    def _refuse_own_share(self) -> None:
+        """Raises ConfigurationError where a class that ours is over opens the GPU without vLLM's request."""
+        kind = next(kind for kind in type(self).__mro__ if kind is not Worker and "init_device" in vars(kind))
+        said = f"{kind.__module__}.{kind.__qualname__} opens the GPU without vLLM's request_memory"
+        if self._environment.budget is not None:
+            raise _platform.ConfigurationError(
+                f"{said}, so {_environment.BUDGET} cannot hold it: use --gpu-memory-utilization"
+            )
+        for name in ("init_snapshot", "requested_memory", "device"):
+            if not hasattr(self, name):
+                raise _platform.ConfigurationError(
+                    f"{said}, and leaves no {name}: it needs vLLM's init_device"
+                )
+        logger.info("%s: its start waits for no memory of others", said)
+        _starts.begin(self.init_snapshot)
 
     # Sleeping and waking
 
@@ -567,7 +629,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
     def _kept_bytes(self) -> int:
         """Upper bound of the mapped bytes that a sleep at level 1 keeps."""
-        dropped = ("kv_cache", "workspace")
+        dropped = ("kv_cache", "workspace", *self._environment.keep_awake)
         return sum(tag.mapped_bytes for tag in self.allocator.arena.stats().tags if tag.tag not in dropped)
 
     def _warn_of_shortage(self) -> None:
@@ -630,7 +692,8 @@ def _refusing(name: str) -> Any:
     @functools.wraps(stock)
     def refusing(self: Worker, *args: Any, **kwargs: Any) -> Any:
         self._refuse_asleep(name)
-        return stock(self, *args, **kwargs)
+        # Where ours is over another class, that one's.
+        return getattr(super(Worker, self), name)(*args, **kwargs)
 
     return refusing
 
@@ -639,6 +702,13 @@ _versions.check(_versions.running(), gpu_worker)
 # Unmapped memory cannot be accessed: the GPU would fault, and the engine end.
 for _name in _vllm.touching:
     setattr(Worker, _name, _refusing(_name))
+
+
+def _refuse_patches(keep_awake: Collection[str]) -> None:
+    """Raises ConfigurationError for what others have put into vLLM's allocator, which is not used."""
+    stock = _vllm.allocator_class()
+    if stock is not None:
+        _patches.refuse(stock, keep_awake)
 
 
 def _call(method: Callable[..., Any] | None, *args: Any) -> Any:

@@ -21,6 +21,7 @@ use crate::pool::parts::backups::Save;
 use crate::pool::parts::tags::Chosen;
 use crate::pool::shared::{MemoryGuard, Shared};
 use crate::pool::state::PoolState;
+use crate::pool::tools::cancel;
 use crate::pool::tools::deadline::{Deadline, Wait};
 use crate::pool::tools::error::{Awaited, Phase, PoolError, Result};
 use crate::pool::tools::keys::{Location, TagKey};
@@ -46,8 +47,8 @@ impl Shared {
         let slept = self.fall_asleep(SLEEP, &plan, deadline, when_ready);
         drop(exclusive);
         let undone = |error: &PoolError| {
-            use PoolError::{SleepFailed, Stranded, Undone};
-            matches!(error, SleepFailed { .. } | Stranded { .. } | Undone { .. })
+            use PoolError::{Cancelled, SleepFailed, Stranded, Undone};
+            matches!(error, SleepFailed { .. } | Stranded { .. } | Undone { .. } | Cancelled { .. })
         };
         if slept.as_ref().is_err_and(|error| undone(error) && self.may_release_backups(error)) {
             // A failure here changes nothing: the driver's cache serves the next try.
@@ -76,7 +77,7 @@ impl Shared {
         let forever = Deadline::begin(self.driver(), None);
         let (visited, _exclusive) = self.exclusive(DISCARD, Some(tags), |_| true, true, forever)?;
         let plan = |state: &PoolState| Ok(state.plan_discard(&visited, self.counters()));
-        self.fall_asleep(DISCARD, &plan, forever, &|| Ok(()))
+        self.fall_asleep(DISCARD, &plan, forever, &|| cancel::check(&DISCARD))
     }
 
     fn fall_asleep(

@@ -7,6 +7,7 @@ use super::verdict::{ReadyStep, Stage};
 use crate::decision::{Decision, DecisionError, Verdict};
 use crate::driver::{Driver, Op};
 use crate::pool::shared::Shared;
+use crate::pool::tools::cancel::CancellationToken;
 use crate::pool::tools::error::{PoolError, Result, UndoneBecause};
 use crate::pool::tools::report::{SleepReport, SleepRequest, WakeReport, WakeRequest};
 use crate::pool::tools::threads::Threads;
@@ -171,9 +172,10 @@ impl Shared {
             }
         }
         let (shared, notifier) = (Arc::clone(self), EndSignal(Arc::clone(&staged.stage)));
+        let cancellation = CancellationToken::current().unwrap_or_default();
         let work = move || {
             let stage = &notifier.0;
-            let result = call(&shared, &|| stage.pass(&shared));
+            let result = cancellation.scope(|| call(&shared, &|| stage.pass(&shared)));
             stage.progress().lock_anyway().result = Some(result);
         };
         {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::decision::{Decision, DecisionError, Verdict, look};
 use crate::pool::shared::Shared;
+use crate::pool::tools::cancel;
 use crate::pool::tools::deadline::Deadline;
 use crate::pool::tools::error::{PoolError, Result, UndoneBecause};
 use crate::pool::tools::tag_lock::Monitor;
@@ -58,6 +59,7 @@ impl<R> Stage<R> {
             let is_late = has_looked && deadline.has_passed(shared.driver());
             let because = match (is_closed, is_late) {
                 (true, _) => Some(UndoneBecause::Closed),
+                _ if cancel::is_cancelled() => Some(UndoneBecause::Cancelled),
                 (_, true) => Some(UndoneBecause::Undecided { waited: self.undo_after }),
                 _ => None,
             };

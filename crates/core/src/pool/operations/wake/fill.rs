@@ -27,6 +27,7 @@ use crate::pool::parts::backups::sample::Sample;
 use crate::pool::parts::backups::{Stored, runs};
 use crate::pool::parts::scratch::Loan;
 use crate::pool::shared::Shared;
+use crate::pool::tools::cancel::CancellationToken;
 use crate::pool::tools::error::{Phase, PoolError, Result};
 use crate::pool::tools::report::{Verify, WakeProgress, WakeRequest, add};
 use crate::tag::Tag;
@@ -56,6 +57,8 @@ pub(super) struct Filler<'a> {
     started: Option<Instant>,
     /// Cleared when filling is of no more use.
     goes_on: Arc<AtomicBool>,
+    /// The waking thread's, which filling may leave.
+    cancellation: CancellationToken,
     queued: Vec<Work<'a>>,
     /// Of what the ended ones among these have written, the oldest first.
     digests: VecDeque<Arriving>,
@@ -121,6 +124,7 @@ impl<'a> Filler<'a> {
             zeroed_bytes: 0,
             started: None,
             goes_on: Arc::new(AtomicBool::new(true)),
+            cancellation: CancellationToken::current().unwrap_or_default(),
             queued: Vec::with_capacity(fillings.len()),
             digests: VecDeque::new(),
             paths,
@@ -238,7 +242,7 @@ impl<'a> Filler<'a> {
     }
 
     fn is_of_use(&self) -> bool {
-        self.failed.is_none() && self.goes_on.load(Ordering::Relaxed)
+        self.failed.is_none() && self.goes_on.load(Ordering::Relaxed) && !self.cancellation.is_cancelled()
     }
 
     fn queue(

@@ -8,6 +8,7 @@ use crate::driver::DriverError;
 use crate::pool::means::pressure::{Lack, Next, Retry};
 use crate::pool::parts::physical::{MapTimes, PhysicalMemory};
 use crate::pool::shared::{MemoryGuard, Shared};
+use crate::pool::tools::cancel;
 use crate::pool::tools::deadline::{Deadline, Wait};
 use crate::pool::tools::error::{Phase, PoolError, Result};
 use crate::pool::tools::mapping::{Batch, Mapping};
@@ -68,9 +69,11 @@ impl<'a> Mapper<'a> {
         add(&mut woken.phases.map_s, self.times.map);
     }
 
-    /// Reports how many are mapped. Ends early, without an error, when `on_progress` returns false.
+    /// Reports how many are mapped. Ends early, without an error, when `on_progress` returns false, or when it is
+    /// cancelled.
     pub(super) fn map(&mut self, on_progress: &mut dyn FnMut(usize) -> bool) -> Result<()> {
         loop {
+            cancel::check(&self.op)?;
             let mut memory = self.shared.lock_memory()?;
             self.retry.look(self.shared);
             let refused = self.shared.poll(&memory).or(self.shared.recover(&mut memory));
@@ -100,7 +103,7 @@ impl<'a> Mapper<'a> {
         mut memory: MemoryGuard<'a>,
         on_progress: &mut dyn FnMut(usize) -> bool,
     ) -> (MemoryGuard<'a>, Result<(), DriverError>) {
-        while on_progress(self.done) && self.done < self.mappings.len() {
+        while !cancel::is_cancelled() && on_progress(self.done) && self.done < self.mappings.len() {
             let end = self.batch_end();
             if let Err(error) = memory.map(&mut self.mappings[self.done..end], &mut self.times) {
                 return (memory, Err(error));

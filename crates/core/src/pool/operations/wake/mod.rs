@@ -32,6 +32,7 @@ use self::woken::Woken;
 use super::stage::ReadyStep;
 use crate::pool::means::pressure::{Next, Retry};
 use crate::pool::shared::Shared;
+use crate::pool::tools::cancel;
 use crate::pool::tools::deadline::Deadline;
 use crate::pool::tools::error::{Corruption, PoolError, Result};
 use crate::pool::tools::keys::TagKey;
@@ -39,6 +40,8 @@ use crate::pool::tools::loss_ranges::LostRange;
 use crate::pool::tools::mapping::Backing;
 use crate::pool::tools::report::{WakeReport, WakeRequest, add};
 use crate::tag::{Changes, Tag, TagState};
+
+const WAKE: &str = "wake";
 
 /// Pauses between two polls of a full device.
 const PAUSE_MIN: Duration = Duration::from_micros(200);
@@ -54,7 +57,7 @@ impl Shared {
         // Awake tags go on working, and their free memory may serve those that wake.
         let deadline = Deadline::begin(self.driver(), request.wait_max);
         let (visited, exclusive) =
-            self.exclusive("wake", request.tags.as_deref(), TagState::is_asleep, false, deadline)?;
+            self.exclusive(WAKE, request.tags.as_deref(), TagState::is_asleep, false, deadline)?;
         {
             // With this lock no other thread holds mappings of these tags, to be restored later.
             let _vm = self.lock_memory()?;
@@ -154,7 +157,9 @@ impl Shared {
         // Two processes that wait for the same memory poll at different times.
         let mut pause = PAUSE_MIN + Duration::from_micros(u64::from(std::process::id()) % 97);
         loop {
-            let Some(rest) = deadline.left(self.driver(), pause) else { return Ok(false) };
+            let Some(rest) = deadline.left(self.driver(), pause) else {
+                return cancel::check(&WAKE).map(|()| false);
+            };
             thread::sleep(rest);
             pause = (pause * 3 / 2).min(PAUSE_MAX);
             // A closed pool ends the wait.
@@ -200,6 +205,7 @@ impl Shared {
             filler.fill_up_to(mapper.mappings())
         });
         mapper.report(woken);
+        let mapped = mapped.and_then(|()| cancel::check(&WAKE));
         let verified = filler.finish(mapped.err(), woken)?;
         let lost = self.lock_state().lost_in(verified.spoiled.iter().copied());
         if lost.is_empty() || request.accepts_losses {

@@ -7,11 +7,18 @@ docs/rl.md.
 - `_saver` is the public object, and `_kinds` what the tags of its regions are in an arena.
 - `_pools` has regions as pools of PyTorch's, in an arena for each GPU.
 - `_process` has all GPU memory of the process, by a library that was loaded before (`LD_PRELOAD`).
+
+With an older PyTorch than pools need, the import fails: code that can do without torch_memory_saver does
+then, and no pause fails later.
 """
 
+from poorwill._torch_version import refuse_older_installed
+from poorwill.compat._import_hook import SWITCH
 from poorwill.compat.torch_memory_saver._preload import configure_subprocess
 from poorwill.compat.torch_memory_saver._saver import SaverError, TorchMemorySaver
 
 __all__ = ["SaverError", "TorchMemorySaver", "configure_subprocess", "torch_memory_saver"]
+
+refuse_older_installed(instead=f", or unset {SWITCH} to have torch_memory_saver's own package")
 
 torch_memory_saver = TorchMemorySaver()

@@ -3,6 +3,7 @@
 import os
 from typing import Literal, cast
 
+from poorwill import _environment
 from poorwill.compat.torch_memory_saver._errors import SaverError
 
 _TRUE = ("1", "true", "TRUE", "yes", "YES")
@@ -57,6 +58,14 @@ def compress() -> Literal["auto", "off", "always"] | None:
     if value not in (None, "auto", "off", "always"):
         raise SaverError(f"POORWILL_COMPRESS={value!r} is unknown: it is auto, off or always")
     return cast(Literal["auto", "off", "always"] | None, value)
+
+
+def wake_timeout_s() -> float:
+    """How long a resume waits for memory that others release. Raises SaverError for a bad value."""
+    try:
+        return _environment.wake_timeout_s()
+    except ValueError as error:
+        raise SaverError(str(error)) from None
 
 
 def disk_folder() -> str | None:

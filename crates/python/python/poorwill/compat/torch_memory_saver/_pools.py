@@ -183,16 +183,17 @@ class Pools:
             return bool(turns)
 
     def resume_all(self, tags: Collection[str] | None, together: Together | None = None) -> bool:
-        """Resumes several tags, as `pause_all` pauses them."""
+        """Resumes several tags, as `pause_all` pauses them. Waits a while for memory that others release."""
         with self._lock:
             self.reports = []
+            timeout = _environment.wake_timeout_s() or None
             turns = self._turns("resume", tags, wanted=lambda state: state not in AWAKE)
             group = _in_group(turns, together)
             done: list[tuple[Arena, list[str]]] = []
             try:
                 for arena, kinds in turns:
                     names = [kind.name for kind in kinds]
-                    self.reports.append(arena.wake(names, **group))
+                    self.reports.append(arena.wake(names, timeout=timeout, **group))
                     done.append((arena, names))
             except BaseException:
                 if not group:

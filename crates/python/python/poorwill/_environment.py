@@ -1,0 +1,53 @@
+"""Variables that several parts read, and how variables are read. A bad value is a ValueError in words."""
+
+import os
+from collections.abc import Mapping
+
+SLEEP_MODE = "POORWILL_SLEEP_MODE"
+"""Whether engines sleep with Poorwill."""
+WAKE_TIMEOUT = "POORWILL_WAKE_TIMEOUT"
+"""How long a wake waits for memory that another process is about to release."""
+WAKE_TIMEOUT_S = 2.0
+
+
+def wants_sleep_mode(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether an engine is to sleep with Poorwill. Being installed is not enough."""
+    return switch(os.environ if environ is None else environ, SLEEP_MODE, False)
+
+
+def wake_timeout_s(environ: Mapping[str, str] | None = None) -> float:
+    """How long a wake waits for memory; 0 for not at all."""
+    return seconds(os.environ if environ is None else environ, WAKE_TIMEOUT, WAKE_TIMEOUT_S)
+
+
+def switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
+    """A variable that is on or off."""
+    text = environ.get(name, "").strip()
+    if not text:
+        return default
+    if text not in ("0", "1"):
+        raise ValueError(f"{name}={text!r} is neither 0 nor 1")
+    return text == "1"
+
+
+def folder(environ: Mapping[str, str], name: str) -> str | None:
+    """A variable with a folder."""
+    text = environ.get(name, "").strip()
+    if text and not os.path.isdir(text):
+        raise ValueError(f"{name}={text!r} is no folder here")
+    return text or None
+
+
+def seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    """A variable with a number of seconds."""
+    text = environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    # Refuses NaN, too.
+    if not 0 <= number <= 3600:
+        raise ValueError(f"{name}={text!r} is no number of seconds from 0 to 3600")
+    return number
