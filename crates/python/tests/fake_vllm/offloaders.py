@@ -235,6 +235,9 @@ def installed(version: str, *, is_late: bool = False, offloaders: Path | None = 
         try:
             sys.meta_path.append(Finder(version, offloaders or folder(version)))
             sys.modules.update(modules(version))
+            if "def register_offloader(" in (folder(version) / "base.py").read_text():
+                # Its worker imports it.
+                importlib.import_module(f"{OFFLOADER}.base")
             steps: list[Callable[[], None]] = [
                 lambda: importlib.import_module("poorwill.vllm").register(),
                 lambda: _add_runners(version),

@@ -96,8 +96,6 @@ def install_loading(module: ModuleType) -> None:
 
 def install_worker(module: ModuleType) -> None:
     """Writes offloaded weights where they are stored, and refills buffers after a wake."""
-    # It says whether there is a registry.
-    importlib.import_module(f"{OFFLOADER}.base")
     if has_registry():
         return
     worker = getattr(module, "Worker", None)
