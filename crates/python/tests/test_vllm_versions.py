@@ -2,6 +2,7 @@
 
 import functools
 import importlib.metadata
+import inspect
 import re
 import subprocess
 import sys
@@ -11,16 +12,19 @@ from typing import Any
 
 import pytest
 from poorwill import PoorwillError
-from poorwill._contract import Version
+from poorwill._contract import Found, Need, Version
 from poorwill.vllm import _versions
 from poorwill.vllm._versions import (
     CONTRACT,
+    EXTENSIONS,
+    OFFLOADERS,
     OLDEST,
     RUN,
     TESTED,
     TOO_NEW,
     UnsupportedVllmError,
     check,
+    extensions,
     known,
     needs,
     parse,
@@ -103,6 +107,33 @@ def test_every_need_is_sound() -> None:
         assert need.until is None or need.since < need.until, need
         if need.kind in ("value", "field"):
             assert (need.parameters, need.is_whole, need.is_async) == ((), False, False), need
+
+
+def test_an_extension_point_ends_needs_and_has_its_own() -> None:
+    names = [each.name for each in EXTENSIONS]
+    assert len(set(names)) == len(names)
+    assert {need.unless for need in CONTRACT} - {None} == set(names)
+    stock = {need.name for need in needs("0.33.0")}
+    for each in EXTENSIONS:
+        extended = {need.name for need in needs("0.33.0", extended={each.name})}
+        own = {need.name for need in each.needs}
+        assert own <= extended
+        ended = {need.name for need in CONTRACT if need.unless == each.name} - own
+        assert stock - extended == ended & stock
+
+
+def test_a_point_that_is_not_whole_is_none() -> None:
+    """One that has changed since is left alone, and what it would end is needed."""
+    [registry] = [each for each in EXTENSIONS if each.name == OFFLOADERS]
+    missing = registry.needs[-1]
+
+    def found(need: Need) -> Found:
+        if need is missing:
+            raise AttributeError(need.name)
+        parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in need.parameters]
+        return Found(need.kind, tuple(parameters), need.is_async)
+
+    assert extensions(found) == {each.name for each in EXTENSIONS} - {OFFLOADERS}
 
 
 # Which are held against their sources.
