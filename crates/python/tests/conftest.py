@@ -17,11 +17,12 @@ from pathlib import Path
 import poorwill
 import pytest
 from helpers import DEVICE
-from poorwill.vllm._versions import RUN, TESTED
+from poorwill.sglang import _versions as sglang
+from poorwill.vllm import _versions as vllm
 from suites import SUITE
 
 HERE = Path(__file__).resolve().parent
-OTHER_VERSIONS = frozenset(TESTED) - frozenset(RUN)
+OTHER_VERSIONS = frozenset(vllm.TESTED + sglang.TESTED) - frozenset(vllm.RUN + sglang.RUN)
 
 # Its assertions report differences, whichever module imports it first.
 pytest.register_assert_rewrite("vllm_cores")

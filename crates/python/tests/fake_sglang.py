@@ -1,21 +1,31 @@
-"""SGLang 0.5.23 as far as a plugin sees it: its registry of hooks, its memory saver's adapter, their user.
+"""SGLang as far as a plugin sees it: its registry of hooks, its memory saver's adapter, their user.
 
-`Manager` does on a release and a resume what SGLang does, with what goes wrong there when these are repeated.
+`Occupation` does on a release and a resume what SGLang does, with what goes wrong there when these are
+repeated. `POORWILL_TEST_SGLANG` names the version that this is like.
 """
 
 import enum
 import functools
 import importlib
+import inspect
+import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
+from poorwill.sglang import _hooks
+from poorwill.sglang._generations import ALL
+from poorwill.sglang._versions import RUN, known
+
+RELEASE = known(os.environ.get("POORWILL_TEST_SGLANG", RUN[-1]))
+"""The release that this is like."""
+GENERATION = ALL[RELEASE]()
+IS_MANAGED = RELEASE >= (0, 5, 15)
+"""Whether a manager releases and resumes; before it was the scheduler."""
+
 ADAPTER = "sglang.srt.utils.torch_memory_saver_adapter"
-
-
-UPDATER = "sglang.srt.managers.scheduler_components.weight_updater"
 REQUESTS = "sglang.srt.managers.io_struct"
 COMMUNICATOR = "sglang.srt.managers.communicator"
 CONTEXT = "sglang.srt.runtime_context"
@@ -52,7 +62,7 @@ class HookRegistry:
     def _apply(target: str, hooks: list[tuple[Callable[..., Any], HookType]]) -> None:
         module, holder, name = target.rsplit(".", 2)
         holder_class = getattr(importlib.import_module(module), holder)
-        original = vars(holder_class)[name]
+        original = inspect.getattr_static(holder_class, name)
         is_static = isinstance(original, staticmethod)
         call = original.__func__ if is_static else original
         for hook, kind in sorted(hooks, key=lambda each: each[1] is not HookType.REPLACE):
@@ -169,31 +179,30 @@ class Queue:
         self.kv_manager.register_buffer_to_engine()
 
 
-class Manager:
-    """`SchedulerWeightUpdaterManager`, over a model with one buffer."""
+class Occupation:
+    """What releases and resumes, over a model with one buffer."""
 
     ALL = ("kv_cache", "weights", "cuda_graph")
 
-    def __init__(
-        self,
-        memory_saver_adapter: Any,
-        buffer: Any,
-        synchronize: Callable[[], None],
-        group: Any = None,
-        scheduler: Any = None,
-    ) -> None:
-        self.memory_saver_adapter = memory_saver_adapter
-        self.offload_tags: set[str] = set()
-        self.stashed_model_static_state: Any = None
+    memory_saver_adapter: Any
+    offload_tags: set[str]
+    tp_cpu_group: Any
+    stashed_model_static_state: Any
+    is_fully_idle: Callable[..., bool]
+
+    def begin(self, adapter: Any, buffer: Any, synchronize: Callable[[], None], group: Any = None) -> None:
+        """Its attributes."""
+        self.memory_saver_adapter = adapter
+        self.offload_tags = set()
         self.tp_cpu_group = group or Group()
-        self.scheduler = scheduler
-        self.is_fully_idle: Callable[..., bool] = lambda ignore_waiting: True
-        self._queue = getattr(scheduler, "disagg_prefill_bootstrap_queue", None)
+        self.is_fully_idle = _is_idle if RELEASE >= (0, 5, 21) else lambda: True
+        self._queue: Any = None
         self._buffer = buffer
         self._synchronize = synchronize
 
     def release_memory_occupation(self, request: Request) -> Answer:
-        assert self.is_fully_idle(ignore_waiting=False), "should be called only when server is idle"
+        settings = {"ignore_waiting": False} if RELEASE >= (0, 5, 21) else {}
+        assert self.is_fully_idle(**settings), "should be called only when server is idle"
         tags = request.tags or self.ALL
         self.offload_tags |= set(tags)
         if "kv_cache" in tags:
@@ -228,9 +237,68 @@ class Manager:
         return Answer()
 
 
-PARALLEL = SimpleNamespace(
-    pp_size=1, pp_rank=0, attn_dp_enabled=False, enable_dp_attention_local_control_broadcast=False
-)
+class SchedulerWeightUpdaterManager(Occupation):
+    """The manager of a scheduler, from 0.5.15 on."""
+
+    def __init__(
+        self,
+        adapter: Any,
+        buffer: Any,
+        synchronize: Callable[[], None],
+        group: Any = None,
+        scheduler: Any = None,
+    ) -> None:
+        self.begin(adapter, buffer, synchronize, group)
+        self.stashed_model_static_state = None
+        self.scheduler = scheduler or equipped(SimpleNamespace())
+        self._queue = getattr(scheduler, "disagg_prefill_bootstrap_queue", None)
+
+
+class SchedulerUpdateWeightsMixin(Occupation):
+    """The part of the scheduler itself, before. It leaves queues as they are."""
+
+
+class LoneScheduler(SchedulerUpdateWeightsMixin):
+    """A scheduler with nothing but this part."""
+
+    def __init__(self, adapter: Any, buffer: Any, synchronize: Callable[[], None], group: Any = None) -> None:
+        self.begin(adapter, buffer, synchronize, group)
+        equipped(self)
+
+
+Manager: Any = SchedulerWeightUpdaterManager if IS_MANAGED else LoneScheduler
+"""What releases and resumes in this version."""
+
+
+def equipped(scheduler: Any, send: Callable[[Any, Any], None] = lambda output, request: None) -> Any:
+    """Gives a scheduler what it has in this version to know its ranks by, and to answer with."""
+    sender, settings = SimpleNamespace(send_output=send), SimpleNamespace(**_SETTINGS)
+    if IS_MANAGED:
+        scheduler.ipc_channels = SimpleNamespace(send_to_tokenizer=sender, recv_from_rpc=None)
+    else:
+        scheduler.send_to_tokenizer, scheduler.recv_from_rpc = sender, None
+        scheduler.pp_size, scheduler.pp_rank = PIPELINE.pp_size, PIPELINE.pp_rank
+    if RELEASE < (0, 5, 20):
+        scheduler.server_args = settings
+    else:
+        scheduler.rust_server = None
+    if RELEASE >= (0, 5, 21):
+        scheduler._engine_paused = False
+    if RELEASE >= (0, 5, 23):
+        scheduler.send_control_output = send
+    return scheduler
+
+
+def _is_idle(ignore_waiting: bool) -> bool:
+    return True
+
+
+_SETTINGS = {"enable_dp_attention": False, "enable_dp_attention_local_control_broadcast": False}
+if RELEASE >= (0, 5, 22):
+    _SETTINGS = {"attn_dp_enabled": False, "enable_dp_attention_local_control_broadcast": False}
+
+PIPELINE = SimpleNamespace(pp_size=1, pp_rank=0)
+PARALLEL = SimpleNamespace(**vars(PIPELINE), **(_SETTINGS if RELEASE >= (0, 5, 20) else {}))
 """What `get_parallel` returns."""
 
 
@@ -277,8 +345,9 @@ def install() -> ModuleType:
         package.__path__ = []
     registry = ModuleType("sglang.srt.plugins.hook_registry")
     registry.__dict__.update({"HookRegistry": HookRegistry, "HookType": HookType})
-    updater, requests = ModuleType(UPDATER), ModuleType(REQUESTS)
-    updater.__dict__["SchedulerWeightUpdaterManager"] = Manager
+    module, _, holder = GENERATION.manager.rpartition(".")
+    updater, requests = ModuleType(module), ModuleType(REQUESTS)
+    updater.__dict__[holder] = globals()[holder]
     for call, request in (("Release", Release), ("Resume", Resume)):
         requests.__dict__[f"{call}MemoryOccupationReqInput"] = request
         requests.__dict__[f"{call}MemoryOccupationReqOutput"] = Answer
@@ -286,13 +355,14 @@ def install() -> ModuleType:
     communicator, context = ModuleType(COMMUNICATOR), ModuleType(CONTEXT)
     communicator.__dict__["FanOutCommunicator"] = Communicator
     context.__dict__["get_parallel"] = lambda: PARALLEL
-    played = (registry, _adapter(), updater, requests, communicator, context)
+    context.__dict__["get_exec"] = lambda: SimpleNamespace(moe=SimpleNamespace(is_ep_scale_joiner=False))
+    played = (registry, _adapter(), updater, requests, communicator, *([context] if IS_MANAGED else []))
     made |= {module.__name__: module for module in played}
     sys.modules.update(made)
     return made[ADAPTER]
 
 
-def load_plugins(register: Callable[[], None]) -> None:
-    """What each of its processes does first."""
-    register()
+def load_plugins() -> None:
+    """What each of its processes does first, in a version that is what it says."""
+    _hooks.install(GENERATION)
     HookRegistry.apply_hooks()

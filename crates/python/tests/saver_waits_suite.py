@@ -1,4 +1,4 @@
-"""A resume waits for memory that another is about to release, as vLLM's wake does; `test_suites.py` runs it."""
+"""A resume waits for memory that others are about to release; `test_suites.py` runs it."""
 
 import gc
 import itertools

@@ -19,6 +19,9 @@ import fake_torch
 MIB = 1 << 20
 WEIGHT, CACHED = 3, 7
 
+MIXINS = () if fake_sglang.IS_MANAGED else (fake_sglang.SchedulerUpdateWeightsMixin,)
+"""What the scheduler is, too, where it releases and resumes itself."""
+
 
 class Order(NamedTuple):
     """A request, and what becomes of it in this rank."""
@@ -87,11 +90,8 @@ class Buffer:
         self._weight.copy_(other)
 
 
-class Scheduler:
+class Scheduler(*MIXINS):  # type: ignore[misc]
     """A scheduler: a rank of two, or a stage of two."""
-
-    _engine_paused = False
-    rust_server = None
 
     def __init__(self, link: Any, passed: Any, rank: int, *, is_pipeline: bool) -> None:
         self.torch: Any = import_module("torch")
@@ -104,16 +104,17 @@ class Scheduler:
         self.buffer = Buffer(self.weights[0])
         group = Pair(link, rank)
         if is_pipeline:
-            world = SimpleNamespace(cpu_group=group)
-            vars(fake_sglang.PARALLEL).update(pp_size=2, pp_rank=rank, world_group=world)
+            self.world_group = SimpleNamespace(cpu_group=group)
+            for known in (fake_sglang.PIPELINE, fake_sglang.PARALLEL):
+                vars(known).update(pp_size=2, pp_rank=rank)
         self.disagg_prefill_bootstrap_queue = fake_sglang.Queue()
-        self.weight_updater = fake_sglang.Manager(
-            self.saver,
-            self.buffer,
-            self.torch.cuda.synchronize,
-            None if is_pipeline else group,
-            self,
-        )
+        fake_sglang.equipped(self, self._answered)
+        parts = (self.saver, self.buffer, self.torch.cuda.synchronize, None if is_pipeline else group)
+        self.weight_updater: Any = self
+        if fake_sglang.IS_MANAGED:
+            self.weight_updater = fake_sglang.Manager(*parts, self)
+        else:
+            self.begin(*parts)
         self.answers: list[Any] = []
         self._passed = passed
 
@@ -126,7 +127,7 @@ class Scheduler:
         call = "release" if isinstance(request, fake_sglang.Release) else "resume"
         return getattr(self.weight_updater, f"{call}_memory_occupation")(request)
 
-    def send_control_output(self, output: Any, request: Any) -> None:
+    def _answered(self, output: Any, request: Any) -> None:
         self.answers.append(output)
 
     def _pp_send_pyobj_to_next_stage(self, data: Any, async_send: bool = False) -> None:
@@ -134,13 +135,13 @@ class Scheduler:
 
     def turn(self, request: Any) -> Any:
         """One of its loop: receives, carries out, passes on. Returns the answer to the request."""
-        parallel = fake_sglang.PARALLEL
+        pipeline = fake_sglang.PIPELINE
         self.answers.clear()
-        received = [request] if parallel.pp_rank == 0 else pickle.loads(self._passed.recv_bytes())
+        received = [request] if pipeline.pp_rank == 0 else pickle.loads(self._passed.recv_bytes())
         for each in received:
             if (output := self._request_dispatcher(each)) is not None:
-                self.send_control_output(output, each)
-        if parallel.pp_rank < parallel.pp_size - 1:
+                self._answered(output, each)
+        if pipeline.pp_rank < pipeline.pp_size - 1:
             self._pp_send_pyobj_to_next_stage(received, async_send=True)
         [answer] = self.answers
         return answer
@@ -199,9 +200,10 @@ class Scheduler:
         ranks: Any = import_module("poorwill._ranks")
         joined = ranks.joined
         hold, taken = None, list[Any]()
+        is_idle = self.weight_updater.is_fully_idle
         self.buffer.fault = self.disagg_prefill_bootstrap_queue.kv_manager.fault = fault
         if fault == "busy":
-            self.weight_updater.is_fully_idle = lambda ignore_waiting: False
+            self.weight_updater.is_fully_idle = lambda **_: False
         elif fault == "hold":
             hold = arena.hold("weights", "a network card")
         elif fault == "full":
@@ -215,7 +217,7 @@ class Scheduler:
             yield
         finally:
             self.buffer.fault = self.disagg_prefill_bootstrap_queue.kv_manager.fault = ""
-            self.weight_updater.is_fully_idle = lambda ignore_waiting: True
+            self.weight_updater.is_fully_idle = is_idle
             ranks.joined = joined
             for call in ("pause_all", "resume_all"):
                 vars(self.saver).pop(call, None)
@@ -251,7 +253,7 @@ def main(orders: Any, link: Any, passed: Any, rank: int, is_pipeline: bool) -> N
     fake_torch.install(fake_torch.Driver())
     fake_sglang.install()
     import_module("torch").__dict__["distributed"] = fake_sglang.Distributed
-    fake_sglang.load_plugins(import_module("poorwill.sglang").register)
+    fake_sglang.load_plugins()
     scheduler = Scheduler(link, passed, rank, is_pipeline=is_pipeline)
     while (order := orders.recv()) is not None:
         before = dict(os.environ)

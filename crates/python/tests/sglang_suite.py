@@ -1,6 +1,6 @@
 """What SGLang's calls do with our plugin: on a GPU, and over fakes of PyTorch and the driver.
 
-The calls are those of SGLang 0.5.23, in the order in which a scheduler makes them.
+The calls are those of SGLang, in the order in which a scheduler makes them.
 """
 
 import asyncio
@@ -12,7 +12,6 @@ from typing import Any
 
 import fake_sglang
 import poorwill
-import poorwill.sglang
 import pytest
 from poorwill.compat.torch_memory_saver import torch_memory_saver
 from poorwill.compat.torch_memory_saver._pools import Pools
@@ -33,7 +32,7 @@ WEIGHTS, CACHE, GRAPHS = "weights", "kv_cache", "cuda_graph"
 ALL = (GRAPHS, CACHE, WEIGHTS)
 
 ADAPTER: Any = fake_sglang.install()
-fake_sglang.load_plugins(poorwill.sglang.register)
+fake_sglang.load_plugins()
 Adapter: Any = ADAPTER.TorchMemorySaverAdapter
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
+from poorwill.sglang import _versions as sglang
 from suites import FAKES, marks_of, run_suite
 
 OFFLOADING = ("offload_suite", "offload_paths_suite")
@@ -17,12 +18,21 @@ FIXTURES = {
     **dict.fromkeys((*OFFLOADING, "offload_load_suite"), TENSORS),
     **dict.fromkeys(("offload_modules_suite", "offload_lifetimes_suite", "offload_prefetch_suite"), MODELS),
 }
+# Versions of SGLang that differ in what several ranks do.
+APART = ("0.5.12", "0.5.15.post1", "0.5.23")
 # Left out of a quick run, which has pools by operations, and SGLang over the memory saver.
 LONG = {
-    *("pools by segments", "pools of PyTorch 2.13", "the memory saver", "SGLang's ranks"),
+    *("pools by segments", "pools of PyTorch 2.13", "the memory saver"),
+    *(f"ranks of SGLang {version}" for version in APART),
     "threads and a slow driver",
 }
 SLOW_DRIVER = "cuMemCreate:50,cuMemUnmap:300,cuEventRecord:200,cuEventQuery:100"
+
+
+def like(version: str) -> dict[str, str]:
+    """Has the fake of SGLang be like a version."""
+    return {"POORWILL_TEST_SGLANG": version}
+
 
 # By name: the suites, the simulated GPUs, and what else is in their environment.
 OVER_FAKES: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
@@ -32,8 +42,8 @@ OVER_FAKES: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
     "records": (("record_suite",), "1GiB,1GiB", {}),
     "the memory saver": (("saver_suite",), "16GiB,16GiB", {}),
     "the memory saver without memory": (("saver_waits_suite",), "1GiB", {}),
-    "SGLang": (("sglang_suite",), "16GiB,16GiB", {}),
-    "SGLang's ranks": (("sglang_ranks_suite",), "64MiB", {}),
+    **{f"SGLang {version}": (("sglang_suite",), "16GiB,16GiB", like(version)) for version in sglang.TESTED},
+    **{f"ranks of SGLang {version}": (("sglang_ranks_suite",), "64MiB", like(version)) for version in APART},
     "offloaded tensors": (OFFLOADING, "4GiB,4GiB", {}),
     "loaded tensors": (("offload_load_suite",), "4GiB,4GiB", {}),
 }
@@ -58,9 +68,16 @@ ON_A_GPU = (
 )
 
 
+def of_other_version(run: str) -> list[pytest.MarkDecorator]:
+    """What a run is marked that is of an SGLang which a quick run leaves out."""
+    version = run.rpartition("SGLang ")[2]
+    return [pytest.mark.other_versions] * (version in sglang.TESTED and version not in sglang.RUN)
+
+
 def marked(suites_of: Mapping[str, Iterable[str]]) -> list[Any]:
     return [
-        pytest.param(run, marks=marks_of(*suites, is_long=run in LONG)) for run, suites in suites_of.items()
+        pytest.param(run, marks=[*marks_of(*suites, is_long=run in LONG), *of_other_version(run)])
+        for run, suites in suites_of.items()
     ]
 
 

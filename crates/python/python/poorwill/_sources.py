@@ -5,7 +5,9 @@ Nothing is imported or run.
 
 import ast
 import copy
+import importlib.util
 import inspect
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +16,14 @@ from pathlib import Path
 from poorwill._contract import Found, Kind, Need
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def installed(package: str) -> "Tree | None":
+    """The folder that a package's sources lie in, imported or not. Imports nothing."""
+    module = sys.modules.get(package)
+    spec = None if module is not None else importlib.util.find_spec(package)
+    places = getattr(module, "__path__", None) or (spec and spec.submodule_search_locations) or ()
+    return next((Tree(Path(place).parent) for place in places), None)
 
 
 class MissingError(LookupError):
@@ -52,8 +62,7 @@ class Tree:
         """What is there of what is needed, as `poorwill._contract` finds it in an imported module."""
         owner, _, name = need.qualname.rpartition(".")
         if need.kind == "field":
-            place = self.definition(need.module, owner)
-            if name not in place.fields():
+            if not self.definition(need.module, owner).has_field(name):
                 raise MissingError(f"{need.name} is missing")
             return Found("field")
         return self.definition(need.module, need.qualname).found()
@@ -105,8 +114,16 @@ class Definition:
         return {node.name: Definition(self.tree, self.module, node, True) for node in functions}
 
     def fields(self) -> set[str]:
-        """The attributes that instances have: those of the class, and what its methods set."""
-        assert isinstance(self.node, ast.ClassDef), ast.dump(self.node)
+        """The attributes that instances have: of the class and its bases, and what their methods set."""
+        return self._own_fields().union(*(base.fields() for base in self.bases()))
+
+    def has_field(self, name: str) -> bool:
+        """Whether one of these attributes has this name; reads no more bases than it needs."""
+        return name in self._own_fields() or any(base.has_field(name) for base in self.bases())
+
+    def _own_fields(self) -> set[str]:
+        if not isinstance(self.node, ast.ClassDef):
+            raise MissingError(f"{self.module}: {ast.unparse(self.node)!r} is no class")
         names = {name for node in _statements(self.node.body) for name in _names(node)}
         names |= {
             node.attr
@@ -116,7 +133,7 @@ class Definition:
             and isinstance(node.value, ast.Name)
             and node.value.id == "self"
         }
-        return names.union(*(base.fields() for base in self.bases()))
+        return names
 
     def found(self) -> Found:
         """How it can be called, if it can. Decorators other than Python's own are taken to change nothing."""

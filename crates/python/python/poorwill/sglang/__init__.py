@@ -1,69 +1,55 @@
 """An SGLang plugin: `--enable-memory-saver` with Poorwill, without a line changed.
 
-SGLang 0.5.23 and later finds `register` by its entry point (`sglang.srt.plugins`) and calls it in every
-process. From then on its adapter makes our memory saver in the place of torch_memory_saver's. A release or
-resume may be repeated, and all ranks carry it out, or none. Without `--enable-memory-saver` nothing changes.
-`SGLANG_PLUGINS` with other names leaves this plugin out.
+SGLang finds `register` by its entry point (`sglang.srt.plugins`) and calls it in every process. With
+`POORWILL_SLEEP_MODE=1` its adapter then makes our memory saver in the place of torch_memory_saver's. A
+release or resume may be repeated, and all ranks carry it out, or none. Without the variable, without
+`--enable-memory-saver`, and in an SGLang that is not known, nothing changes.
+
+- `_hooks` puts all hooks in their places, or none.
+- `_versions` first checks that this SGLang has what they need, and `_generations` has its differences.
+- `_adapter` is our memory saver behind SGLang's interface. `_occupation` and `_together` release and resume,
+  `_answers` tells errors, and `_group`, `_stages` and `_queues` are what that takes with several ranks.
 """
 
-import importlib
 import logging
-from typing import Any
 
-from poorwill.sglang._adapter import ADAPTER, adapter_over
-from poorwill.sglang._answers import COMMUNICATOR, ask
-from poorwill.sglang._occupation import MANAGER, release, resume
+from poorwill._environment import SLEEP_MODE, wants_sleep_mode
 
 __all__ = ["register"]
 
-logger = logging.getLogger("poorwill.sglang")
-
-HOOK_MODE = "poorwill"
+_log = logging.getLogger(__name__)
+_said: set[str] = set()
 
 
 def register() -> None:
-    """Hooks SGLang's adapter, and torch_memory_saver where it takes modes. Repeating it is harmless.
+    """Hooks SGLang if `POORWILL_SLEEP_MODE=1`, and if this SGLang is known. Repeating it is harmless.
 
-    Raises ImportError where SGLang has no registry of hooks.
-    """
-    hooks = importlib.import_module("sglang.srt.plugins.hook_registry")
-    kinds = hooks.HookType
-    for target, hook, kind in (
-        (f"{ADAPTER}.TorchMemorySaverAdapter.create", create, kinds.REPLACE),
-        (f"{MANAGER}.release_memory_occupation", release, kinds.AROUND),
-        (f"{MANAGER}.resume_memory_occupation", resume, kinds.AROUND),
-        (f"{COMMUNICATOR}.__call__", ask, kinds.AROUND),
-    ):
-        hooks.HookRegistry.register(target, hook, kind)
-    offer_hook_mode()
-
-
-def create(enable: bool) -> Any:
-    """What SGLang's `TorchMemorySaverAdapter.create` returns from now on."""
-    adapter = importlib.import_module(ADAPTER)
-    if not enable:
-        return adapter._TorchMemorySaverAdapterNoop()
-    return adapter_over(adapter.TorchMemorySaverAdapter)
-
-
-def offer_hook_mode() -> bool:
-    """Registers us as a mode of torch_memory_saver's, where it takes modes of others.
-
-    Its release 0.0.10 does not; the call is the one that is proposed there (#79). Returns whether it does.
+    A process that does not want it, or cannot have it, goes on with SGLang's own memory saver. SGLang would
+    log an error that is raised here, and go on likewise.
     """
     try:
-        saver: Any = importlib.import_module("torch_memory_saver")
-    except ImportError:
-        return False
-    offer = getattr(saver, "register_hook_mode", None)
-    if offer is None:
-        return False
-    from poorwill.compat.torch_memory_saver._pools import Pools
+        if not wants_sleep_mode():
+            return
+    except ValueError as error:
+        _say_once(
+            logging.ERROR, f"{error}; SGLang's own memory saver is used: set {SLEEP_MODE}=1 or unset it"
+        )
+        return
+    # Imports what compares and hooks only where it is wanted.
+    from poorwill.sglang import _hooks, _versions
 
     try:
-        offer(HOOK_MODE, Pools, uses_preload=False)
-    except (ValueError, RuntimeError, TypeError) as error:
-        # It takes each name once.
-        logger.debug("torch_memory_saver did not take the mode %s: %s", HOOK_MODE, error)
-        return False
-    return True
+        generation = _versions.check()
+    except _versions.UnsupportedSglangError as unsupported:
+        _say_once(
+            logging.WARNING,
+            f"{unsupported}; SGLang's own memory saver is used: unset {SLEEP_MODE} to want it",
+        )
+        return
+    _hooks.install(generation)
+
+
+def _say_once(level: int, sentence: str) -> None:
+    if sentence not in _said:
+        _said.add(sentence)
+        _log.log(level, "%s", sentence)

@@ -5,9 +5,7 @@ from typing import Any, TypeVar
 
 from poorwill import _ranks
 from poorwill._native import Decision
-
-CONTEXT = "sglang.srt.runtime_context"
-"""SGLang's module of it."""
+from poorwill.sglang._generations import Generation
 
 _Value = TypeVar("_Value")
 
@@ -15,10 +13,11 @@ _Value = TypeVar("_Value")
 class Ranks:
     """The ranks of one engine. All of them make the same calls, in the same order."""
 
-    def __init__(self, manager: Any) -> None:
-        parallel = importlib.import_module(CONTEXT).get_parallel()
+    def __init__(self, generation: Generation, manager: Any) -> None:
+        scheduler = generation.scheduler(manager)
         # All stages of a pipeline, or else the tensor parallel ranks.
-        self._group = parallel.world_group.cpu_group if parallel.pp_size > 1 else manager.tp_cpu_group
+        is_pipeline = generation.pipeline(scheduler).stages > 1
+        self._group = scheduler.world_group.cpu_group if is_pipeline else manager.tp_cpu_group
         self._distributed: Any = importlib.import_module("torch").distributed
         self.count = int(self._distributed.get_world_size(self._group))
         self._rank = int(self._distributed.get_rank(self._group)) if self.count > 1 else 0

@@ -6,7 +6,6 @@ they should be are left out of the request, and each is named once.
 """
 
 import copy
-import importlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -14,38 +13,40 @@ from typing import Any
 from poorwill.sglang import _answers, _stages
 from poorwill.sglang._adapter import is_ours
 from poorwill.sglang._answers import OccupationError
-from poorwill.sglang._group import CONTEXT
+from poorwill.sglang._generations import Generation
 from poorwill.sglang._queues import RELEASE, RESUME
 from poorwill.sglang._together import carry_out
 
 logger = logging.getLogger("poorwill.sglang")
 
-MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _TAGS = ("kv_cache", "weights", "cuda_graph")
 
 
-def release(original: Callable[..., Any], manager: Any, request: Any) -> Any:
+def release(generation: Generation, original: Callable[..., Any], manager: Any, request: Any) -> Any:
     """Around SGLang's own: releases the tags that are not released yet."""
-    return _around(original, manager, request, releases=True)
+    return _around(generation, original, manager, request, releases=True)
 
 
-def resume(original: Callable[..., Any], manager: Any, request: Any) -> Any:
+def resume(generation: Generation, original: Callable[..., Any], manager: Any, request: Any) -> Any:
     """Around SGLang's own: resumes the tags that are released."""
-    return _around(original, manager, request, releases=False)
+    return _around(generation, original, manager, request, releases=False)
 
 
-def _around(original: Callable[..., Any], manager: Any, request: Any, *, releases: bool) -> Any:
+def _around(
+    generation: Generation, original: Callable[..., Any], manager: Any, request: Any, *, releases: bool
+) -> Any:
     if not is_ours(manager.memory_saver_adapter):
         return original(manager, request)
-    context = importlib.import_module(CONTEXT)
-    parallel = context.get_parallel()
+    scheduler = generation.scheduler(manager)
+    pipeline = generation.pipeline(scheduler)
     # Then it is as without other ranks.
     is_apart = (
-        _is_late(context, parallel)
-        or _stages.passes_late(parallel, manager.scheduler)
-        or (releases and _stages.is_busy(parallel, manager))
+        generation.reaches_late(scheduler)
+        or _stages.passes_late(pipeline, scheduler)
+        # SGLang refuses it, and others may wait for this stage's work.
+        or (releases and pipeline.stages > 1 and not generation.is_idle(manager))
     )
-    if not is_apart and _stages.is_kept(parallel, manager.scheduler, request):
+    if not is_apart and _stages.is_kept(generation, scheduler, request):
         # Without an answer, which comes later.
         return None
     asked = list(request.tags or _TAGS)
@@ -60,16 +61,6 @@ def _around(original: Callable[..., Any], manager: Any, request: Any, *, release
     if is_apart:
         return original(manager, needed)
     try:
-        return carry_out(original, manager, needed, releases=releases)
+        return carry_out(generation, original, manager, needed, releases=releases)
     except OccupationError as error:
         return _answers.failed(request, error, releases=releases)
-
-
-def _is_late(context: Any, parallel: Any) -> bool:
-    """Whether some tensor parallel ranks get a request later than others, which may not wait for them."""
-    return bool(
-        parallel.attn_dp_enabled
-        and (
-            parallel.enable_dp_attention_local_control_broadcast or context.get_exec().moe.is_ep_scale_joiner
-        )
-    )

@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from poorwill.sglang._generations import Generation
+
 NAMES = ("disagg_prefill_bootstrap_queue", "disagg_decode_prealloc_queue")
 """The scheduler's queues that register caches for transfers. It has one of them, or none."""
 RELEASE, RESUME = "release_memory_occupation", "resume_memory_occupation"
@@ -16,8 +18,8 @@ DEREGISTER = "deregister_buffer_to_engine"
 class Queues:
     """Those of a scheduler, and which of them a release or resume has reached."""
 
-    def __init__(self, scheduler: Any) -> None:
-        found = (getattr(scheduler, name, None) for name in NAMES)
+    def __init__(self, generation: Generation, scheduler: Any) -> None:
+        found = (getattr(scheduler, name, None) for name in NAMES if generation.has_queues)
         self._queues = [queue for queue in found if queue is not None]
         self._reached: list[Any] = []
 

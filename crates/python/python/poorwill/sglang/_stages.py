@@ -5,10 +5,9 @@ that have not got the request. Here each but the last passes the batch on before
 resume, and what follows that in the batch. All stages keep the order of requests.
 """
 
-import importlib
 from typing import Any
 
-from poorwill.sglang._answers import REQUESTS
+from poorwill.sglang._generations import Generation, Pipeline
 from poorwill.sglang._queues import NAMES
 
 # The scheduler's attribute with what is kept.
@@ -18,27 +17,21 @@ _DISPATCH = "_request_dispatcher"
 _SEND = "_pp_send_pyobj_to_next_stage"
 
 
-def is_busy(parallel: Any, manager: Any) -> bool:
-    """Whether a stage has work, so that SGLang refuses a release, and others may wait for this stage."""
-    if parallel.pp_size == 1:
-        return False
-    return not manager.is_fully_idle(ignore_waiting=manager.scheduler._engine_paused)
-
-
-def passes_late(parallel: Any, scheduler: Any) -> bool:
+def passes_late(pipeline: Pipeline, scheduler: Any) -> bool:
     """Whether a stage waits for more from the one before it, before it passes a batch on.
 
     So do disaggregated servers. Of three stages the last one would not get the request.
     """
-    return parallel.pp_size > 2 and any(getattr(scheduler, name, None) is not None for name in NAMES)
+    return pipeline.stages > 2 and any(getattr(scheduler, name, None) is not None for name in NAMES)
 
 
-def is_kept(parallel: Any, scheduler: Any, request: Any) -> bool:
+def is_kept(generation: Generation, scheduler: Any, request: Any) -> bool:
     """Whether a request is carried out later, after it was passed on."""
-    if parallel.pp_size == 1 or parallel.pp_rank == parallel.pp_size - 1:
+    pipeline = generation.pipeline(scheduler)
+    if pipeline.stage == pipeline.stages - 1:
         return False
     if _KEPT not in vars(scheduler):
-        vars(scheduler)[_KEPT] = _Kept(scheduler)
+        vars(scheduler)[_KEPT] = _Kept(generation, scheduler)
     kept: _Kept = vars(scheduler)[_KEPT]
     return kept.begin(request)
 
@@ -46,7 +39,8 @@ def is_kept(parallel: Any, scheduler: Any, request: Any) -> bool:
 class _Kept:
     """The rest of a batch, from a release or resume on, until the batch was passed on."""
 
-    def __init__(self, scheduler: Any) -> None:
+    def __init__(self, generation: Generation, scheduler: Any) -> None:
+        self._generation = generation
         self._scheduler = scheduler
         self._requests: list[Any] = []
         self._dispatch: Any = None
@@ -78,15 +72,6 @@ class _Kept:
         try:
             for request in requests:
                 if (output := self._dispatch(request)) is not None:
-                    self._answer(output, request)
+                    self._generation.answer(self._scheduler, output, request)
         finally:
             self._is_passed = False
-
-    def _answer(self, output: Any, request: Any) -> None:
-        # As `process_input_requests` does.
-        scheduler, requests = self._scheduler, importlib.import_module(REQUESTS)
-        if scheduler.rust_server is None and isinstance(output, requests.RpcReqOutput):
-            if scheduler.ipc_channels.recv_from_rpc is not None:
-                requests.sock_send(scheduler.ipc_channels.recv_from_rpc, output)
-        else:
-            scheduler.send_control_output(output, request)

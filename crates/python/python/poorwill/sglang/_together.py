@@ -16,6 +16,7 @@ from poorwill import _ranks
 from poorwill._native import Decision, PoorwillError, UndoneError
 from poorwill._ranks import Together
 from poorwill.sglang._answers import OccupationError
+from poorwill.sglang._generations import Generation
 from poorwill.sglang._group import Ranks
 from poorwill.sglang._queues import RELEASE, RESUME, Queues
 
@@ -34,15 +35,16 @@ class _End(NamedTuple):
     """Whether its memory has changed."""
 
 
-def carry_out(original: Any, manager: Any, request: Any, *, releases: bool) -> Any:
+def carry_out(generation: Generation, original: Any, manager: Any, request: Any, *, releases: bool) -> Any:
     """SGLang's release or resume of the request's tags, on all ranks or on none. Returns its answer.
 
     Raises OccupationError with the reason where a rank cannot, and PoorwillError where the ranks are not all
     alike after that.
     """
-    ranks = Ranks(manager)
+    ranks = Ranks(generation, manager)
     there, back = ranks.decisions(2) or (None, None)
-    change = _Change(original, manager, request, releases=releases, meets=ranks.count > 1)
+    queues = Queues(generation, generation.scheduler(manager))
+    change = _Change(original, manager, request, queues, releases=releases, meets=ranks.count > 1)
     ends = ranks.gather(_end_of(change, there))
     if not any(end.error for end in ends):
         ranks.remove()
@@ -100,13 +102,15 @@ def _said(error: Exception) -> str:
 class _Change:
     """What one rank does for a request."""
 
-    def __init__(self, original: Any, manager: Any, request: Any, *, releases: bool, meets: bool) -> None:
+    def __init__(
+        self, original: Any, manager: Any, request: Any, queues: Queues, *, releases: bool, meets: bool
+    ) -> None:
         self.call = RELEASE if releases else RESUME
         self.answer: Any = None
         self.is_made = False
         self._original = original
         self._manager = manager
-        self._queues = Queues(manager.scheduler)
+        self._queues = queues
         self._request = request
         self._releases = releases
         self._meets = meets
@@ -147,6 +151,9 @@ class _Change:
         self._manager.offload_tags.update(self._tags)
         if self._stashed is not _MISSING:
             self._manager.stashed_model_static_state = self._stashed
+        elif hasattr(self._manager, "stashed_model_static_state"):
+            # Copies of buffers, which stay on the GPU.
+            del self._manager.stashed_model_static_state
 
     def _own(self) -> Any:
         """What SGLang does itself, with the memory as it is."""

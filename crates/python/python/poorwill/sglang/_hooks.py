@@ -1,0 +1,80 @@
+"""Our hooks on SGLang's functions: all of them, or none.
+
+They are all registered, or SGLang is left as it is (`_versions.check`). SGLang applies them one by one, and
+goes on where one fails. So our memory saver is given only where all are in their places.
+"""
+
+import importlib
+import logging
+import pkgutil
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from poorwill.sglang import _occupation
+from poorwill.sglang._adapter import ADAPTER, adapter_over
+from poorwill.sglang._answers import COMMUNICATOR, ask
+from poorwill.sglang._generations import Generation
+
+HOOK_MODE = "poorwill"
+
+_log = logging.getLogger("poorwill.sglang")
+
+
+def install(generation: Generation) -> None:
+    """Registers all hooks, and offers our memory saver to torch_memory_saver where that takes modes."""
+    registry = importlib.import_module("sglang.srt.plugins.hook_registry")
+    for target, hook in hooks(generation).items():
+        registry.HookRegistry.register(target, hook, registry.HookType.AROUND)
+    offer_hook_mode()
+
+
+def hooks(generation: Generation) -> dict[str, Callable[..., Any]]:
+    """What is called around SGLang's functions, by their paths."""
+    others: dict[str, Callable[..., Any]] = {
+        f"{generation.manager}.release_memory_occupation": partial(_occupation.release, generation),
+        f"{generation.manager}.resume_memory_occupation": partial(_occupation.resume, generation),
+        f"{COMMUNICATOR}.__call__": ask,
+    }
+    return {**others, f"{ADAPTER}.TorchMemorySaverAdapter.create": partial(create, tuple(others))}
+
+
+def create(others: tuple[str, ...], original: Any, enable: bool) -> Any:
+    """What SGLang's `TorchMemorySaverAdapter.create` returns: ours, if all others are in place."""
+    if not enable:
+        return original(enable)
+    if left := [target for target in others if not _is_hooked(target)]:
+        _log.error(
+            "SGLang did not apply our hooks on %s, and its log says why: its own memory saver is used",
+            " and ".join(left),
+        )
+        return original(enable)
+    return adapter_over(importlib.import_module(ADAPTER).TorchMemorySaverAdapter)
+
+
+def _is_hooked(target: str) -> bool:
+    # SGLang wraps what it hooks.
+    return hasattr(pkgutil.resolve_name(target), "__wrapped__")
+
+
+def offer_hook_mode() -> bool:
+    """Registers us as a mode of torch_memory_saver's, where it takes modes of others.
+
+    Its release 0.0.10 does not; the call is the one that is proposed there (#79). Returns whether it does.
+    """
+    try:
+        saver: Any = importlib.import_module("torch_memory_saver")
+    except ImportError:
+        return False
+    offer = getattr(saver, "register_hook_mode", None)
+    if offer is None:
+        return False
+    from poorwill.compat.torch_memory_saver._pools import Pools
+
+    try:
+        offer(HOOK_MODE, Pools, uses_preload=False)
+    except (ValueError, RuntimeError, TypeError) as error:
+        # It takes each name once.
+        _log.debug("torch_memory_saver did not take the mode %s: %s", HOOK_MODE, error)
+        return False
+    return True
