@@ -2,18 +2,18 @@
 
 SGLang cannot be imported without PyTorch. So its plugins' loader, its registry of hooks, its adapter and the
 code that releases and resumes are run as they are, and what these import is played.
-`POORWILL_SGLANG_SOURCES` names a folder with one folder for each version. `cargo xtask` makes it and sets the
-variable.
+Those are all that are `TESTED`, or with little effort the newest.
 """
 
 import ast
 import asyncio
 import contextlib
+import dataclasses
 import enum
+import functools
 import importlib
 import inspect
 import logging
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -26,13 +26,13 @@ import fake_sglang
 import poorwill.compat.torch_memory_saver
 import poorwill.sglang
 import pytest
-from poorwill.sglang import _adapter, _answers, _group, _occupation, _queues, _stages
+from poorwill.sglang import _adapter, _answers, _generations, _hooks, _occupation, _queues, _stages, _versions
+from poorwill.sglang._generations import ALL, Generation
+from sglang_sources import sources_of
+from sglang_sources.versions import held
 from vllm_sources.tree import Tree
 
 HERE = Path(__file__).resolve().parent
-PINS = {pin.stem: pin.read_text() for pin in (HERE / "sglang_sources").glob("*.txt")}
-VERSIONS = sorted(PINS)
-VARIABLE = "POORWILL_SGLANG_SOURCES"
 # What runs as it is lies in these.
 PACKAGES = (
     *("sglang", "sglang.srt", "sglang.srt.utils", "sglang.srt.managers"),
@@ -63,13 +63,25 @@ REQUESTS: dict[str, list[tuple[str, list[str] | None]]] = {
 }
 
 
-@pytest.fixture(params=VERSIONS)
-def sources(request: pytest.FixtureRequest) -> Path:
-    named = os.environ.get(VARIABLE)
-    folder = Path(named or "", request.param)
-    if not named or not (folder / "sglang/version.py").is_file():
-        pytest.skip(f"{VARIABLE} names no folder with SGLang {request.param}; `cargo xtask vllm` fetches it")
-    return folder
+@pytest.fixture(params=held())
+def version(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def sources(version: str) -> Path:
+    return sources_of(version)
+
+
+@pytest.fixture
+def generation(version: str) -> Generation:
+    return ALL[_versions.known(version)]()
+
+
+@pytest.fixture(autouse=True)
+def _chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POORWILL_SLEEP_MODE", "1")
+    monkeypatch.setattr(poorwill.sglang, "_said", set())
 
 
 class AnyClass(ModuleType):
@@ -95,7 +107,9 @@ class DisaggregationMode(enum.Enum):
 
 
 @pytest.fixture
-def original(sources: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def original(
+    version: str, sources: Path, generation: Generation, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
     """SGLang's registry of hooks. Its other modules can be imported meanwhile."""
 
     def play(name: str, module: ModuleType | None = None, **values: object) -> None:
@@ -108,7 +122,7 @@ def original(sources: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for name in PACKAGES:
         play(name, __path__=[str(sources.joinpath(*name.split(".")))])
     parallel = SimpleNamespace(
-        **vars(fake_sglang.PARALLEL), tp_group=SimpleNamespace(cpu_group=fake_sglang.Group())
+        pp_size=1, pp_rank=0, **_settings(generation), tp_group=SimpleNamespace(cpu_group=fake_sglang.Group())
     )
     model = SimpleNamespace(weight_cache_mode="off")
     device = SimpleNamespace(synchronize=lambda: None)
@@ -120,15 +134,41 @@ def original(sources: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     )
     play("msgspec", Struct=Struct)
     play("torch_memory_saver", torch_memory_saver=None)
+    play("sglang.version", __version__=version)
     play("sglang.srt.utils.common", is_xpu=lambda: False)
     play("sglang.srt.utils.weight_checker", overall_checksum=None)
     play("sglang.srt.disaggregation", __path__=[])
     play("sglang.srt.disaggregation.utils", DisaggregationMode=DisaggregationMode)
-    play("sglang.srt.runtime_context", get_model=lambda: model, get_parallel=lambda: parallel)
+    if generation.has_queues:
+        experts = SimpleNamespace(moe=SimpleNamespace(is_ep_scale_joiner=False))
+        play(
+            "sglang.srt.runtime_context",
+            get_model=lambda: model,
+            get_parallel=lambda: parallel,
+            get_exec=lambda: experts,
+        )
     play("sglang.srt.managers.io_struct", AnyClass("io_struct"))
     yield importlib.import_module("sglang.srt.plugins.hook_registry")
     for name in [name for name in sys.modules if name.partition(".")[0] == "sglang"]:
         del sys.modules[name]
+
+
+def hook(registry: Any, generation: Generation) -> None:
+    """Puts our hooks in their places, in an SGLang that is what it says."""
+    _hooks.install(generation)
+    registry.HookRegistry.apply_hooks()
+
+
+def updater(sources: Path, generation: Generation) -> ast.ClassDef:
+    """The class that releases and resumes."""
+    module, _, name = generation.manager.rpartition(".")
+    return definition(parsed(sources, module), name)
+
+
+def _settings(generation: Generation) -> dict[str, bool]:
+    """Those of a version's ranks."""
+    named = "attn_dp_enabled" if generation.release >= (0, 5, 22) else "enable_dp_attention"
+    return {named: False, "enable_dp_attention_local_control_broadcast": False}
 
 
 def parsed(sources: Path, module: str) -> ast.Module:
@@ -152,13 +192,6 @@ def parameters(owner: ast.ClassDef) -> dict[str, str]:
         return ast.unparse(arguments)
 
     return {node.name: plain(node.args) for node in owner.body if isinstance(node, ast.FunctionDef)}
-
-
-def test_every_version_is_pinned_by_one_digest() -> None:
-    assert "0.5.23" in VERSIONS
-    for version, text in PINS.items():
-        [pin] = [line for line in text.splitlines() if not line.startswith("#")]
-        assert re.fullmatch(f"sglang=={re.escape(version)} --hash=sha256:[0-9a-f]{{64}}", pin), pin
 
 
 def test_the_sources_are_those_of_the_version(sources: Path) -> None:
@@ -285,12 +318,13 @@ def test_the_fakes_registry_does_what_the_original_does(
     assert twice == [*["replaced True"] * 3, "around (around (original request))"]
 
 
-def test_all_hooks_find_their_place(original: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_hooks_find_their_place(
+    original: Any, generation: Generation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     adapter = importlib.import_module(_adapter.ADAPTER)
     base = adapter.TorchMemorySaverAdapter
-    monkeypatch.setattr(poorwill.sglang, "adapter_over", lambda over: ("ours", over))
-    poorwill.sglang.register()
-    original.HookRegistry.apply_hooks()
+    monkeypatch.setattr(_hooks, "adapter_over", lambda over: ("ours", over))
+    hook(original, generation)
     assert len(original.HookRegistry._patched) == 4
     # Other modules have imported the class before.
     assert adapter.TorchMemorySaverAdapter is base
@@ -378,7 +412,7 @@ def test_what_it_calls_of_an_adapter_ours_takes(sources: Path) -> None:
 
 def test_its_tags_are_those_that_ours_knows(original: Any) -> None:
     constants = importlib.import_module("sglang.srt.constants")
-    assert constants.GPU_MEMORY_ALL_TYPES == list(_occupation._TAGS) == list(fake_sglang.Manager.ALL)
+    assert constants.GPU_MEMORY_ALL_TYPES == list(_occupation._TAGS) == list(fake_sglang.Occupation.ALL)
 
 
 def test_its_requests_have_tags_that_can_be_set(sources: Path) -> None:
@@ -386,6 +420,7 @@ def test_its_requests_have_tags_that_can_be_set(sources: Path) -> None:
     for call in ("Release", "Resume"):
         request = definition(requests, f"{call}MemoryOccupationReqInput")
         [tags] = [node for node in request.body if isinstance(node, ast.AnnAssign)]
+        assert "frozen" not in " ".join(map(ast.unparse, request.decorator_list))
         assert ast.unparse(tags) == "tags: Optional[List[str]] = None"
         answer = definition(requests, f"{call}MemoryOccupationReqOutput")
         bases = [definition(requests, ast.unparse(base)) for each in (request, answer) for base in each.bases]
@@ -403,8 +438,8 @@ def test_its_requests_have_tags_that_can_be_set(sources: Path) -> None:
         assert required == [], "an answer is made without arguments"
 
 
-def test_a_request_reaches_a_manager_as_the_one_argument(sources: Path) -> None:
-    manager = definition(parsed(sources, fake_sglang.UPDATER), "SchedulerWeightUpdaterManager")
+def test_a_request_reaches_a_manager_as_the_one_argument(sources: Path, generation: Generation) -> None:
+    manager = updater(sources, generation)
     methods = parameters(manager)
     table = [
         ast.unparse(node)
@@ -418,7 +453,8 @@ def test_a_request_reaches_a_manager_as_the_one_argument(sources: Path) -> None:
     ]
     for call in ("release", "resume"):
         assert methods[f"{call}_memory_occupation"] == "self, recv_req"
-        entry = f"({call.title()}MemoryOccupationReqInput, self.weight_updater.{call}_memory_occupation)"
+        holder = "self.weight_updater" if generation.has_queues else "self"
+        entry = f"({call.title()}MemoryOccupationReqInput, {holder}.{call}_memory_occupation)"
         assert entry in table
     assert set(re.findall(r"fn\(.*?\)", calls[0])) == {"fn(obj)"}
 
@@ -475,27 +511,45 @@ class Recorder:
         self.copy_(other)
 
 
-def manager_of_sglang(recorder: Recorder, scheduler: Any = None) -> Any:
+def manager_of_sglang(generation: Generation, recorder: Recorder, scheduler: Any = None) -> Any:
+    """What releases and resumes in a version: its manager, or a scheduler that is nothing else."""
     sys.modules["torch"].__dict__["get_device_module"] = lambda: recorder
-    updater = importlib.import_module(fake_sglang.UPDATER)
-    return updater.SchedulerWeightUpdaterManager(
-        tp_worker=SimpleNamespace(model_runner=SimpleNamespace(model=recorder)),
-        draft_worker=None,
-        memory_saver_adapter=recorder,
-        flush_cache=lambda: True,
-        is_fully_idle=lambda ignore_waiting: True,
-        scheduler=scheduler,
-    )
+    module, _, name = generation.manager.rpartition(".")
+    owner = getattr(importlib.import_module(module), name)
+    scheduler = scheduler or SimpleNamespace(disaggregation_mode=None, _engine_paused=False)
+    scheduler.server_args = SimpleNamespace(**_settings(ALL[0, 5, 12]()))
+    parts = {
+        "tp_worker": SimpleNamespace(model_runner=SimpleNamespace(model=recorder)),
+        "draft_worker": None,
+        "memory_saver_adapter": recorder,
+        "flush_cache": lambda: True,
+        "is_fully_idle": _idle(generation),
+        "tp_cpu_group": fake_sglang.Group(),
+    }
+    if not generation.has_queues:
+        made = type("Scheduler", (owner,), {})()
+        vars(made).update({**parts, **vars(scheduler), "offload_tags": set(), "pp_size": 1, "pp_rank": 0})
+        return made
+    made = {each.name for each in dataclasses.fields(owner) if each.init}
+    return owner(scheduler=scheduler, **{name: part for name, part in parts.items() if name in made})
 
 
-class HookedFake(fake_sglang.Manager):
+def _idle(generation: Generation) -> Any:
+    """A function with the parameters of the version's."""
+    return (lambda ignore_waiting: True) if generation.release >= (0, 5, 21) else lambda: True
+
+
+def hooked_fake(generation: Generation, recorder: Recorder) -> Any:
     """The fake with our hooks around."""
-
-    def release_memory_occupation(self, request: Any) -> Any:
-        return _occupation.release(fake_sglang.Manager.release_memory_occupation, self, request)
-
-    def resume_memory_occupation(self, request: Any) -> Any:
-        return _occupation.resume(fake_sglang.Manager.resume_memory_occupation, self, request)
+    fake = fake_sglang.Occupation()
+    fake.begin(recorder, recorder, recorder.synchronize)
+    scheduler = SimpleNamespace(server_args=SimpleNamespace(**_settings(ALL[0, 5, 12]())))
+    vars(fake).update(vars(scheduler), scheduler=scheduler, pp_size=1, pp_rank=0)
+    for call in ("release", "resume"):
+        name = f"{call}_memory_occupation"
+        hook, original = getattr(_occupation, call), getattr(fake_sglang.Occupation, name)
+        vars(fake)[name] = functools.partial(hook, generation, original, fake)
+    return fake
 
 
 def said(manager: Any, kind: str, tags: list[str] | None) -> str:
@@ -514,13 +568,12 @@ def said(manager: Any, kind: str, tags: list[str] | None) -> str:
 @pytest.mark.parametrize("is_ours", [True, False], ids=["ours", "without ours"])
 @pytest.mark.parametrize("requests", REQUESTS.values(), ids=REQUESTS)
 def test_the_fake_does_what_the_original_does(
-    original: Any, requests: list[tuple[str, list[str] | None]], is_ours: bool
+    original: Any, generation: Generation, requests: list[tuple[str, list[str] | None]], is_ours: bool
 ) -> None:
-    poorwill.sglang.register()
-    original.HookRegistry.apply_hooks()
+    hook(original, generation)
     theirs, ours = Recorder(is_ours), Recorder(is_ours)
-    manager: Any = manager_of_sglang(theirs)
-    fake = HookedFake(ours, ours, ours.synchronize)
+    manager: Any = manager_of_sglang(generation, theirs)
+    fake = hooked_fake(generation, ours)
     for kind, tags in requests:
         assert said(manager, kind, tags) == said(fake, kind, tags)
         assert theirs.done == ours.done
@@ -529,14 +582,13 @@ def test_the_fake_does_what_the_original_does(
 
 @pytest.mark.parametrize("requests", REQUESTS.values(), ids=REQUESTS)
 def test_with_ours_the_original_never_reads_or_pauses_what_is_paused(
-    original: Any, requests: list[tuple[str, list[str] | None]]
+    original: Any, generation: Generation, requests: list[tuple[str, list[str] | None]]
 ) -> None:
     # Twice, which is harmless.
-    poorwill.sglang.register()
-    poorwill.sglang.register()
-    original.HookRegistry.apply_hooks()
+    _hooks.install(generation)
+    hook(original, generation)
     recorder = Recorder(is_poorwill=True)
-    manager = manager_of_sglang(recorder)
+    manager = manager_of_sglang(generation, recorder)
     assert {said(manager, kind, tags) for kind, tags in requests} == {"answered"}
     paused: set[str] = set()
     for done in recorder.done:
@@ -551,11 +603,10 @@ def test_with_ours_the_original_never_reads_or_pauses_what_is_paused(
     assert paused == manager.offload_tags - {"nonsense"}
 
 
-def test_all_is_done_in_this_order(original: Any) -> None:
-    poorwill.sglang.register()
-    original.HookRegistry.apply_hooks()
+def test_all_is_done_in_this_order(original: Any, generation: Generation) -> None:
+    hook(original, generation)
     recorder = Recorder(is_poorwill=True)
-    manager = manager_of_sglang(recorder)
+    manager = manager_of_sglang(generation, recorder)
     assert said(manager, "release", None) == "answered"
     assert recorder.done == ["copy out", "synchronize", "pause kv_cache", "pause weights", "pause cuda_graph"]
     recorder.done.clear()
@@ -581,13 +632,12 @@ def disaggregated(mode: str) -> SimpleNamespace:
 @pytest.mark.parametrize("call", ["release", "resume"])
 @pytest.mark.parametrize("tags", [None, ["weights"], ["kv_cache"]], ids=["all", "weights", "cache"])
 def test_what_failed_in_the_original_is_taken_back(
-    original: Any, call: str, tags: list[str] | None, fault: str, mode: str
+    original: Any, generation: Generation, call: str, tags: list[str] | None, fault: str, mode: str
 ) -> None:
-    poorwill.sglang.register()
-    original.HookRegistry.apply_hooks()
+    hook(original, generation)
     scheduler = disaggregated(mode)
     recorder = Recorder(is_poorwill=True)
-    manager = manager_of_sglang(recorder, scheduler)
+    manager = manager_of_sglang(generation, recorder, scheduler)
     transfers = scheduler.queue.kv_manager
     if call == "resume":
         assert said(manager, "release", None) == "answered"
@@ -620,7 +670,7 @@ def test_what_failed_in_the_original_is_taken_back(
     assert (held, transfers.is_registered) == (set(), True)
 
 
-def test_queues_register_caches_and_do_nothing_else(sources: Path) -> None:
+def test_queues_register_caches_and_do_nothing_else(sources: Path, generation: Generation) -> None:
     """By which a resume is taken back. The third queue has nothing to take back."""
     bodies = {}
     for module, name in (
@@ -641,13 +691,15 @@ def test_queues_register_caches_and_do_nothing_else(sources: Path) -> None:
         # The last step.
         assert bodies[name, _queues.RELEASE].endswith(register.replace("register", "deregister"))
     assert bodies["DecodeTransferQueue", _queues.RESUME].endswith("pass")
-    manager = ast.unparse(definition(parsed(sources, fake_sglang.UPDATER), "SchedulerWeightUpdaterManager"))
+    manager = ast.unparse(updater(sources, generation))
     named = {*re.findall(r"'(disagg_\w+_queue)'", manager)}
     assert named == {*_queues.NAMES, "disagg_decode_transfer_queue"}
 
 
-def test_the_originals_barriers_are_of_a_group_that_ours_replaces(sources: Path) -> None:
-    manager = definition(parsed(sources, fake_sglang.UPDATER), "SchedulerWeightUpdaterManager")
+def test_the_originals_barriers_are_of_a_group_that_ours_replaces(
+    sources: Path, generation: Generation
+) -> None:
+    manager = updater(sources, generation)
     methods = {node.name: node for node in manager.body if isinstance(node, ast.FunctionDef)}
     for call in ("release", "resume"):
         steps = [
@@ -658,29 +710,46 @@ def test_the_originals_barriers_are_of_a_group_that_ours_replaces(sources: Path)
     assert "frozen" not in " ".join(ast.unparse(each) for each in manager.decorator_list)
 
 
-def test_not_all_ranks_get_a_request_at_once_where_ours_leaves_it_to_them(sources: Path) -> None:
-    receiver = ast.unparse(parsed(sources, "sglang.srt.managers.scheduler_components.request_receiver"))
-    assert (
-        "_local_ctrl = get_parallel().enable_dp_attention_local_control_broadcast "
-        "or get_exec().moe.is_ep_scale_joiner" in receiver
-    )
-    ours = ast.unparse(ast.parse(Path(_occupation.__file__).read_text()))
-    assert (
-        "parallel.attn_dp_enabled and (parallel.enable_dp_attention_local_control_broadcast "
-        "or context.get_exec().moe.is_ep_scale_joiner)" in ours
-    )
-    context = parsed(sources, _group.CONTEXT)
-    made = {node.name for node in context.body if isinstance(node, ast.FunctionDef)}
-    assert {"get_parallel", "get_exec"} <= made
+def test_not_all_ranks_get_a_request_at_once_where_ours_leaves_it_to_them(
+    sources: Path, generation: Generation
+) -> None:
+    """By the conditions of what receives requests."""
+    named = "scheduler_components.request_receiver" if generation.has_queues else "scheduler"
+    receiver = ast.unparse(parsed(sources, f"sglang.srt.managers.{named}"))
+    local = "enable_dp_attention_local_control_broadcast"
+    if generation.release < (0, 5, 20):
+        splits, late = "self.server_args.enable_dp_attention", f"self.server_args.{local}"
+    else:
+        splits = f"get_parallel().{next(iter(_settings(generation)))}"
+        late = f"get_parallel().{local} or get_exec().moe.is_ep_scale_joiner"
+    assert f"if {splits}:\n" in receiver
+    assert f"_local_ctrl = {late}\n" in receiver
+    ours = ast.unparse(ast.parse(inspect.getsource(_generations)))
+    owners = {
+        "self.server_args": "arguments",
+        "get_parallel()": "parallel",
+        "get_exec()": "context.get_exec()",
+    }
+    for theirs, name in owners.items():
+        splits, late = splits.replace(theirs, name), late.replace(theirs, name)
+    assert splits in ours
+    assert late in ours
 
 
-def test_it_leaves_requests_to_ranks_that_get_them_later(original: Any) -> None:
-    poorwill.sglang.register()
-    original.HookRegistry.apply_hooks()
-    parallel = importlib.import_module(_group.CONTEXT).__dict__["get_parallel"]()
-    parallel.attn_dp_enabled = parallel.enable_dp_attention_local_control_broadcast = True
+def settings_of(generation: Generation, manager: Any) -> Iterator[Any]:
+    """What a scheduler knows of its ranks by."""
+    if generation.release < (0, 5, 20):
+        yield generation.scheduler(manager).server_args
+    else:
+        yield importlib.import_module(_generations.CONTEXT).__dict__["get_parallel"]()
+
+
+def test_it_leaves_requests_to_ranks_that_get_them_later(original: Any, generation: Generation) -> None:
+    hook(original, generation)
     recorder = Recorder(is_poorwill=True)
-    manager = manager_of_sglang(recorder)
+    manager = manager_of_sglang(generation, recorder)
+    for settings in settings_of(generation, manager):
+        vars(settings).update(dict.fromkeys(_settings(generation), True))
     assert said(manager, "release", None) == "answered"
     assert recorder.done == ["pause kv_cache", "copy out", "pause weights", "pause cuda_graph", "synchronize"]
 
@@ -723,16 +792,17 @@ def test_stages_pass_on_what_they_have_received(sources: Path) -> None:
     assert "scheduler=self" in steps["init_weight_updater"]
 
 
-def test_a_stage_that_is_busy_refuses_at_once(original: Any) -> None:
+def test_a_stage_that_is_busy_refuses_at_once(original: Any, generation: Generation) -> None:
     """Others may wait for its work, and it must not wait for them."""
-    poorwill.sglang.register()
-    original.HookRegistry.apply_hooks()
-    parallel = importlib.import_module(_group.CONTEXT).__dict__["get_parallel"]()
-    parallel.pp_size, parallel.world_group = 2, None
-    scheduler = SimpleNamespace(disaggregation_mode=None, _engine_paused=False)
-    manager = manager_of_sglang(Recorder(is_poorwill=True), scheduler)
-    manager.is_fully_idle = lambda ignore_waiting: False
-    for parallel.pp_rank in range(2):
+    hook(original, generation)
+    manager = manager_of_sglang(generation, Recorder(is_poorwill=True))
+    if generation.has_queues:
+        pipeline = importlib.import_module(_generations.CONTEXT).__dict__["get_parallel"]()
+    else:
+        pipeline = manager
+    manager.is_fully_idle = lambda **_: False
+    pipeline.pp_size = 2
+    for pipeline.pp_rank in range(2):
         with pytest.raises(AssertionError, match="only when server is idle"):
             said(manager, "release", None)
 
@@ -776,9 +846,8 @@ async def asked(communicators: Any, request: Any, answers: list[Any]) -> tuple[l
 
 
 @pytest.mark.parametrize("call", ["Release", "Resume"])
-def test_errors_reach_who_asked(original: Any, call: str) -> None:
-    poorwill.sglang.register()
-    original.HookRegistry.apply_hooks()
+def test_errors_reach_who_asked(original: Any, generation: Generation, call: str) -> None:
+    hook(original, generation)
     communicators = importlib.import_module("sglang.srt.managers.communicator")
     requests = importlib.import_module(_answers.REQUESTS)
     request = getattr(requests, f"{call}MemoryOccupationReqInput")()
@@ -800,12 +869,11 @@ def test_errors_reach_who_asked(original: Any, call: str) -> None:
     assert sent[0].rid is None
 
 
-def test_without_ours_repeating_ends_a_scheduler(original: Any) -> None:
+def test_without_ours_repeating_ends_a_scheduler(original: Any, generation: Generation) -> None:
     """What the hooks are for: a copy of what is not there, and an error."""
-    poorwill.sglang.register()
-    original.HookRegistry.apply_hooks()
+    hook(original, generation)
     recorder = Recorder(is_poorwill=False)
-    manager = manager_of_sglang(recorder)
+    manager = manager_of_sglang(generation, recorder)
     for _ in range(2):
         assert said(manager, "release", ["weights"]) == "answered"
     assert recorder.done == ["copy out", "pause weights", "synchronize"] * 2

@@ -8,7 +8,7 @@ mod sources;
 
 use std::path::PathBuf;
 
-use self::sources::{SGLANG, Sources, VLLM};
+use self::sources::{Engine, SGLANG, Sources, VLLM};
 use crate::build::build;
 use crate::effort::{EFFORT, Tier, effort, stuck_after};
 use crate::python::environment::Environment;
@@ -57,12 +57,8 @@ const TESTS: [&str; 14] = [
     "crates/python/tests/test_vllm_versions.py",
 ];
 
-/// The tests' folder. A file in it lists the versions; it imports the installed package.
+/// The tests' folder. A module in it lists each engine's versions; it imports the installed package.
 const BELOW: &str = "crates/python/tests";
-const SAYING: &str = "vllm_sources.versions";
-
-/// All of SGLang's that are read, in any job. Each is pinned by a file.
-const SGLANG_VERSIONS: [&str; 1] = ["0.5.23"];
 
 pub(crate) fn run() -> Result<(), Failure> {
     let effort = effort(Tier::Full)?;
@@ -83,30 +79,29 @@ pub(crate) fn run() -> Result<(), Failure> {
     let typed = pytest.typed().to_owned();
     pytest.run_watched(|line| tally.add_pytest(line))?;
     check_complete(tally, typed)?;
-    let [vllm, sglang] = [versions(&environment, which)?.join(", "), SGLANG_VERSIONS.join(", ")];
+    let vllm = versions(&VLLM, &environment, which)?.join(", ");
+    let sglang = versions(&SGLANG, &environment, which)?.join(", ");
     say(&format!("xtask vllm: {tally}, against vLLM {vllm} and SGLang {sglang}"));
     Ok(())
 }
 
-/// The folders of all versions' sources. Fetches the requested ones of vLLM, and those of SGLang, that are missing. The
-/// package must be installed.
+/// The folders of all versions' sources. Fetches the requested ones that are missing. The package must be installed.
 pub(crate) fn sources(environment: &Environment, which: Which<'_>) -> Result<Folders, Failure> {
-    for version in versions(environment, which)? {
-        Sources::of(&VLLM, &version, environment).ready(environment)?;
-    }
-    for version in SGLANG_VERSIONS {
-        Sources::of(&SGLANG, version, environment).ready(environment)?;
+    for engine in [&VLLM, &SGLANG] {
+        for version in versions(engine, environment, which)? {
+            Sources::of(engine, &version, environment).ready(environment)?;
+        }
     }
     Ok(Folders { vllm: VLLM.folder(environment), sglang: SGLANG.folder(environment) })
 }
 
-/// The requested versions of vLLM.
-fn versions(environment: &Environment, which: Which<'_>) -> Result<Vec<String>, Failure> {
+/// The requested versions of an engine.
+fn versions(engine: &Engine, environment: &Environment, which: Which<'_>) -> Result<Vec<String>, Failure> {
     let version_set = match which {
         Which::Run => "run",
         Which::Read(effort) => effort,
     };
-    let step = environment.python(["-m", SAYING, version_set]).within(&workspace_root().join(BELOW));
+    let step = environment.python(["-m", engine.versions, version_set]).within(&workspace_root().join(BELOW));
     Ok(step.output()?.lines().map(str::to_owned).collect())
 }
 

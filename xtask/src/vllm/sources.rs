@@ -19,6 +19,8 @@ pub(super) struct Engine {
     folder: &'static str,
     /// The folder of the pins, with one file per version.
     pins: &'static str,
+    /// The module of the tests that lists its versions.
+    pub(super) versions: &'static str,
     /// Has pip fetch one of its archives, whatever this machine is.
     archive: &'static [&'static str],
 }
@@ -27,6 +29,7 @@ pub(super) const VLLM: Engine = Engine {
     name: "vLLM",
     folder: "vllm-sources",
     pins: "crates/python/tests/vllm_sources",
+    versions: "vllm_sources.versions",
     archive: &["--no-binary=:all:", "--no-build-isolation", "--ignore-requires-python"],
 };
 
@@ -35,6 +38,7 @@ pub(super) const SGLANG: Engine = Engine {
     name: "SGLang",
     folder: "sglang-sources",
     pins: "crates/python/tests/sglang_sources",
+    versions: "sglang_sources.versions",
     archive: &["--only-binary=:all:", "--python-version=3.12", "--platform=manylinux_2_34_x86_64"],
 };
 
