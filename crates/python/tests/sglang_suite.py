@@ -228,6 +228,21 @@ def test_a_release_twice_and_a_resume_twice_are_harmless() -> None:
     assert scheduler.answer(3) == expected
 
 
+def test_what_a_capture_left_is_kept_whether_it_is_asked_for_or_not() -> None:
+    adapter = Adapter.create(enable=True)
+    inputs = torch.empty(MIB, dtype=torch.uint8, device="cuda").fill_(6)
+    graph = torch.cuda.CUDAGraph()
+    # As 0.5.20 calls it.
+    with adapter.cuda_graph(cuda_graph=graph, pool=None, stream=torch.cuda.Stream(), tag=GRAPHS):
+        output = inputs.clone()
+    graph.replay()
+    torch.cuda.synchronize()
+    adapter.pause(GRAPHS)
+    assert mapped_bytes() == 0
+    adapter.resume(GRAPHS)
+    assert bool(torch.equal(output, inputs))
+
+
 def test_weights_without_backup_are_written_again() -> None:
     scheduler = Scheduler(backs_up=False, captures=False)
     expected = scheduler.answer(3)

@@ -51,7 +51,8 @@ def adapter_over(base: type[Any]) -> Any:
             return saver.region(tag=tag, enable_cpu_backup=enable_cpu_backup)
 
         def cuda_graph(self, **kwargs: Any) -> Any:
-            return saver.cuda_graph(**kwargs)
+            # Replays read what the capture left in the pool. SGLang says so from 0.5.21 on only.
+            return saver.cuda_graph(**{"enable_cpu_backup": True, **kwargs})
 
         def disable(self) -> Any:
             return saver.disable()
