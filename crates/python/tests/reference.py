@@ -13,7 +13,7 @@ from typing import TypeAlias
 PACKAGE = Path(__file__).parents[1] / "python" / "poorwill"
 SETTINGS = PACKAGE / "vllm" / "_environment.py"
 # Settings that other engines have, too.
-OF_RANKS = PACKAGE / "_ranks.py"
+SHARED = (PACKAGE / "_environment.py", PACKAGE / "_ranks.py")
 
 # Variables of other programs that the package or its library reads, with the accepted values and the meaning.
 SWITCHES = {
@@ -129,7 +129,8 @@ def settings() -> list[Setting]:
     tree = ast.parse(SETTINGS.read_text())
     variables = {
         node.targets[0].id: node.value.value
-        for node in (*tree.body, *ast.parse(OF_RANKS.read_text()).body)
+        for body in (tree.body, *(ast.parse(shared.read_text()).body for shared in SHARED))
+        for node in body
         if isinstance(node, ast.Assign)
         and isinstance(node.targets[0], ast.Name)
         and isinstance(node.value, ast.Constant)
@@ -144,6 +145,7 @@ def settings() -> list[Setting]:
         assert isinstance(call, ast.Call)
         assert isinstance(call.func, ast.Name)
         default, meaning = fields[keyword.arg]
+        default = str(variables.get(default, default))
         constants = [
             argument.id
             for argument in call.args

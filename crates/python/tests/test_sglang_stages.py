@@ -1,11 +1,13 @@
 """A stage of a pipeline carries out a batch's requests in their order, whichever it has to pass on before."""
 
+import inspect
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from poorwill.sglang import _answers, _stages
+from poorwill.sglang._generations import ALL, CONTEXT, Generation
 
 
 class Rpc:
@@ -27,17 +29,29 @@ class Request:
 class Scheduler:
     """A stage of two, and its loop as far as requests are concerned."""
 
-    def __init__(self, rank: int = 0) -> None:
-        self.rust_server: object = None
-        self.ipc_channels: Any = SimpleNamespace(recv_from_rpc=[])
+    def __init__(self, generation: Generation, rank: int = 0) -> None:
+        self._generation = generation
+        self.rpc: list[Any] = []
         self.done: list[Request | str] = []
         self.answered: list[Any] = []
-        self._parallel = SimpleNamespace(pp_size=2, pp_rank=rank)
+        self.pp_size, self.pp_rank = 2, rank
+        sys.modules[CONTEXT].__dict__["get_parallel"] = lambda: self
         self._request_dispatcher: Any = self._dispatch
+        socket = SimpleNamespace(send_pyobj=self.rpc.append)
+        self.recv_from_rpc: Any = socket
+        self.send_to_tokenizer = SimpleNamespace(send_output=self.send_control_output)
+        self.ipc_channels: Any = SimpleNamespace(
+            recv_from_rpc=socket, send_to_tokenizer=self.send_to_tokenizer
+        )
+        self.rust_server: Any = None
+
+    def forget_rpc(self) -> None:
+        """Has no socket for them."""
+        self.recv_from_rpc = self.ipc_channels.recv_from_rpc = None
 
     def _dispatch(self, request: Request) -> Any:
         # As our hook does, within a call of the dispatcher.
-        if request.kind == "release" and _stages.is_kept(self._parallel, self, request):
+        if request.kind == "release" and _stages.is_kept(self._generation, self, request):
             return None
         if request.kind == "fails":
             raise RuntimeError("the scheduler ends")
@@ -54,11 +68,8 @@ class Scheduler:
     def process(self, requests: list[Request]) -> None:
         """As `process_input_requests`."""
         for request in requests:
-            output = self._request_dispatcher(request)
-            if isinstance(output, Rpc):
-                self.ipc_channels.recv_from_rpc.append(output)
-            elif output is not None:
-                self.send_control_output(output, request)
+            if (output := self._request_dispatcher(request)) is not None:
+                self._generation.answer(self, output, request)
 
     def pass_on(self, data: Any) -> Any:
         return self._pp_send_pyobj_to_next_stage(data, async_send=True)
@@ -66,8 +77,15 @@ class Scheduler:
 
 @pytest.fixture(autouse=True)
 def _structures(monkeypatch: pytest.MonkeyPatch) -> None:
-    structures = SimpleNamespace(RpcReqOutput=Rpc, sock_send=lambda socket, output: socket.append(output))
+    structures = SimpleNamespace(RpcReqOutput=Rpc, sock_send=lambda socket, output: socket.send_pyobj(output))
     monkeypatch.setitem(sys.modules, _answers.REQUESTS, structures)
+    monkeypatch.setitem(sys.modules, CONTEXT, ModuleType(CONTEXT))
+
+
+@pytest.fixture(params=ALL.values(), ids=lambda each: each.__name__)
+def generation(request: pytest.FixtureRequest) -> Generation:
+    made: Generation = request.param()
+    return made
 
 
 KINDS = ("flush", "release", "generate", "flush", "release", "rpc", "generate")
@@ -81,8 +99,8 @@ def is_same(done: list[Any], expected: list[Any]) -> bool:
     return [id(each) for each in done] == [id(each) for each in expected]
 
 
-def test_what_follows_a_release_waits_with_it() -> None:
-    scheduler = Scheduler()
+def test_what_follows_a_release_waits_with_it(generation: Generation) -> None:
+    scheduler = Scheduler(generation)
     for _ in range(2):
         scheduler.done.clear()
         batch = of_kinds(*KINDS)
@@ -102,8 +120,8 @@ def test_what_follows_a_release_waits_with_it() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_each_is_answered_once_and_in_order(rank: int) -> None:
-    scheduler = Scheduler(rank)
+def test_each_is_answered_once_and_in_order(generation: Generation, rank: int) -> None:
+    scheduler = Scheduler(generation, rank)
     batch = of_kinds(*KINDS)
     scheduler.process(batch)
     if rank == 0:
@@ -114,29 +132,34 @@ def test_each_is_answered_once_and_in_order(rank: int) -> None:
     answered = scheduler.answered
     assert is_same([request for _, request in answered], [flush, release, second, again])
     assert [answer for answer, _ in answered] == [f"{each.kind} is done" for _, each in answered]
-    assert [type(answer) for answer in scheduler.ipc_channels.recv_from_rpc] == [Rpc]
+    assert [type(answer) for answer in scheduler.rpc] == [Rpc]
 
 
-def test_without_a_socket_an_rpc_has_no_answer() -> None:
-    scheduler = Scheduler()
-    scheduler.ipc_channels.recv_from_rpc = None
+def test_without_a_socket_an_rpc_has_no_answer(generation: Generation) -> None:
+    scheduler = Scheduler(generation)
+    scheduler.forget_rpc()
     batch = of_kinds("release", "rpc")
     scheduler.process(batch)
     scheduler.pass_on(batch)
     assert [answer for answer, _ in scheduler.answered] == ["release is done"]
 
 
-def test_the_rust_server_has_all_answers() -> None:
-    scheduler = Scheduler()
-    scheduler.rust_server = object()
+def test_the_rust_server_has_all_answers(generation: Generation) -> None:
+    if generation.release < (0, 5, 20):
+        assert "rust_server" not in inspect.getsource(type(generation)), "there is none"
+        return
+    scheduler = Scheduler(generation)
+    pushed: list[Request] = []
+    scheduler.rust_server = SimpleNamespace(push_control_output=lambda request, _: pushed.append(request))
     batch = of_kinds("release", "rpc")
     scheduler.process(batch)
     scheduler.pass_on(batch)
-    assert is_same([request for _, request in scheduler.answered], batch)
+    # The last generation's scheduler hands them on.
+    assert is_same(pushed or [request for _, request in scheduler.answered], batch)
 
 
-def test_an_error_leaves_nothing_kept() -> None:
-    scheduler = Scheduler()
+def test_an_error_leaves_nothing_kept(generation: Generation) -> None:
+    scheduler = Scheduler(generation)
     batch = of_kinds("release", "fails", "flush")
     scheduler.process(batch)
     with pytest.raises(RuntimeError, match="the scheduler ends"):
