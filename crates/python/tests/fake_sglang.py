@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from poorwill.sglang import _hooks
 from poorwill.sglang._generations import ALL
-from poorwill.sglang._versions import RUN, known
+from poorwill.sglang._versions import RUN, Fit, known
 
 RELEASE = known(os.environ.get("POORWILL_TEST_SGLANG", RUN[-1]))
 """The release that this is like."""
@@ -364,5 +364,5 @@ def install() -> ModuleType:
 
 def load_plugins() -> None:
     """What each of its processes does first, in a version that is what it says."""
-    _hooks.install(GENERATION)
+    _hooks.install(Fit(GENERATION, has_registry=False))
     HookRegistry.apply_hooks()

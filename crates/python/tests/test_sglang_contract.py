@@ -28,6 +28,7 @@ import poorwill.sglang
 import pytest
 from poorwill.sglang import _adapter, _answers, _generations, _hooks, _occupation, _queues, _stages, _versions
 from poorwill.sglang._generations import ALL, Generation
+from poorwill.sglang._versions import Fit
 from sglang_sources import sources_of
 from sglang_sources.versions import held
 from vllm_sources.tree import Tree
@@ -156,7 +157,7 @@ def original(
 
 def hook(registry: Any, generation: Generation) -> None:
     """Puts our hooks in their places, in an SGLang that is what it says."""
-    _hooks.install(generation)
+    _hooks.install(Fit(generation, has_registry=False))
     registry.HookRegistry.apply_hooks()
 
 
@@ -594,7 +595,7 @@ def test_with_ours_the_original_never_reads_or_pauses_what_is_paused(
     original: Any, generation: Generation, requests: list[tuple[str, list[str] | None]]
 ) -> None:
     # Twice, which is harmless.
-    _hooks.install(generation)
+    _hooks.install(Fit(generation, has_registry=False))
     hook(original, generation)
     recorder = Recorder(is_poorwill=True)
     manager = manager_of_sglang(generation, recorder)

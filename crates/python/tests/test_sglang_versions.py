@@ -15,7 +15,7 @@ import pytest
 from poorwill import _sources
 from poorwill.sglang import _generations, _hooks, _versions
 from poorwill.sglang._generations import ALL, Sglang0_5_12, Sglang0_5_15, Sglang0_5_23
-from poorwill.sglang._versions import CONTRACT, RUN, TESTED, UnsupportedSglangError, check, known, needs
+from poorwill.sglang._versions import CONTRACT, RUN, TESTED, Fit, UnsupportedSglangError, check, known, needs
 from sglang_sources import sources_of
 from sglang_sources.versions import held
 from vllm_sources.tree import Tree
@@ -124,7 +124,7 @@ def test_a_version_that_is_known_gets_all_hooks(
     monkeypatch.setenv("POORWILL_SLEEP_MODE", "1")
     play(monkeypatch, version, sources_of(version))
     assert registers(monkeypatch, caplog) == []
-    assert set(registry.registered) == set(_hooks.hooks(ALL[known(version)]()))
+    assert set(registry.registered) == set(_hooks.hooks(Fit(ALL[known(version)](), False)))
     assert len(registry.registered) == 8, "twice four"
 
 

@@ -39,14 +39,14 @@ def register() -> None:
     from poorwill.sglang import _hooks, _versions
 
     try:
-        generation = _versions.check()
+        fit = _versions.check()
     except _versions.UnsupportedSglangError as unsupported:
         _say_once(
             logging.WARNING,
             f"{unsupported}; SGLang's own memory saver is used: unset {SLEEP_MODE} to want it",
         )
         return
-    _hooks.install(generation)
+    _hooks.install(fit)
 
 
 def _say_once(level: int, sentence: str) -> None:

@@ -15,28 +15,42 @@ from poorwill.sglang import _occupation
 from poorwill.sglang._adapter import ADAPTER, adapter_over
 from poorwill.sglang._answers import COMMUNICATOR, ask
 from poorwill.sglang._generations import Generation
+from poorwill.sglang._versions import REGISTRY, Fit
 
-HOOK_MODE = "poorwill"
+NAME = "poorwill"
+"""Ours among memory savers and their modes."""
+INTERFACE = 1
+"""The interface of SGLang's memory savers that ours has."""
 
 _log = logging.getLogger("poorwill.sglang")
 
 
-def install(generation: Generation) -> None:
+def install(fit: Fit) -> None:
     """Registers all hooks, and offers our memory saver to torch_memory_saver where that takes modes."""
     registry = importlib.import_module("sglang.srt.plugins.hook_registry")
-    for target, hook in hooks(generation).items():
+    for target, hook in hooks(fit).items():
         registry.HookRegistry.register(target, hook, registry.HookType.AROUND)
+    if fit.has_registry:
+        savers = importlib.import_module(REGISTRY.module)
+        savers.MemorySavers.register(NAME, f"{__name__}:make", INTERFACE)
     offer_hook_mode()
 
 
-def hooks(generation: Generation) -> dict[str, Callable[..., Any]]:
+def hooks(fit: Fit) -> dict[str, Callable[..., Any]]:
     """What is called around SGLang's functions, by their paths."""
-    others: dict[str, Callable[..., Any]] = {
+    others = around_calls(fit.generation)
+    if fit.has_registry:
+        return others
+    return {**others, f"{ADAPTER}.TorchMemorySaverAdapter.create": partial(create, tuple(others))}
+
+
+def around_calls(generation: Generation) -> dict[str, Callable[..., Any]]:
+    """The hooks around a release and a resume."""
+    return {
         f"{generation.manager}.release_memory_occupation": partial(_occupation.release, generation),
         f"{generation.manager}.resume_memory_occupation": partial(_occupation.resume, generation),
         f"{COMMUNICATOR}.__call__": ask,
     }
-    return {**others, f"{ADAPTER}.TorchMemorySaverAdapter.create": partial(create, tuple(others))}
 
 
 def create(others: tuple[str, ...], original: Any, enable: bool) -> Any:
@@ -49,6 +63,11 @@ def create(others: tuple[str, ...], original: Any, enable: bool) -> Any:
             " and ".join(left),
         )
         return original(enable)
+    return make()
+
+
+def make() -> Any:
+    """Our memory saver, as SGLang's registry of them makes it."""
     return adapter_over(importlib.import_module(ADAPTER).TorchMemorySaverAdapter)
 
 
@@ -72,9 +91,9 @@ def offer_hook_mode() -> bool:
     from poorwill.compat.torch_memory_saver._pools import Pools
 
     try:
-        offer(HOOK_MODE, Pools, uses_preload=False)
+        offer(NAME, Pools, uses_preload=False)
     except (ValueError, RuntimeError, TypeError) as error:
         # It takes each name once.
-        _log.debug("torch_memory_saver did not take the mode %s: %s", HOOK_MODE, error)
+        _log.debug("torch_memory_saver did not take the mode %s: %s", NAME, error)
         return False
     return True

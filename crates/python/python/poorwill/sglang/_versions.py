@@ -8,6 +8,7 @@ others hook, and nothing is imported early. The tests compare the same list with
 import importlib.metadata
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from poorwill import _contract, _sources
 from poorwill._contract import Need, Version, in_module
@@ -126,6 +127,22 @@ def _of_class(path: str) -> tuple[Callable[..., Need], str]:
 
 CONTRACT: Sequence[Need] = tuple(_needs())
 
+REGISTRY = Need(
+    *("sglang.srt.plugins.memory_savers", "MemorySavers.register", "classmethod"),
+    ("name", "factory", "interface"),
+    is_whole=True,
+)
+"""Memory savers by name, as they are proposed to SGLang (`contrib/upstream/sglang`). The number of their
+interface stands for all needs of its adapter."""
+
+
+class Fit(NamedTuple):
+    """How the installed SGLang is hooked."""
+
+    generation: Generation
+    has_registry: bool
+    """Whether our memory saver is registered by its name, and chosen by it."""
+
 
 def running() -> str:
     """Version of this process's SGLang, or of the one that it would import."""
@@ -146,19 +163,26 @@ def known(version: str) -> Version:
     return release
 
 
-def needs(version: str) -> list[Need]:
+def needs(version: str, *, has_registry: bool = False) -> list[Need]:
     """The needs of this version."""
     release = known(version)
-    return [need for need in CONTRACT if need.concerns(release)]
+    concerned = [need for need in CONTRACT if need.concerns(release)]
+    return [REGISTRY, *(need for need in concerned if need.module != ADAPTER)] if has_registry else concerned
+
+
+def has_registry(tree: _sources.Tree) -> bool:
+    """Whether sources have memory savers by name."""
+    return _problem(tree, REGISTRY) is None
 
 
 def problems(version: str, tree: _sources.Tree) -> list[str]:
     """What sources lack of the needs of a version."""
-    return [said for need in needs(version) if (said := _problem(tree, need))]
+    wanted = needs(version, has_registry=has_registry(tree))
+    return [said for need in wanted if (said := _problem(tree, need))]
 
 
-def check(version: str | None = None, tree: _sources.Tree | None = None) -> Generation:
-    """The adapter for the installed SGLang. Raises UnsupportedSglangError where it lacks something."""
+def check(version: str | None = None, tree: _sources.Tree | None = None) -> Fit:
+    """How the installed SGLang is hooked. Raises UnsupportedSglangError where it lacks something."""
     version = version or running()
     release = known(version)
     tree = tree or _sources.installed("sglang")
@@ -166,12 +190,13 @@ def check(version: str | None = None, tree: _sources.Tree | None = None) -> Gene
         raise _unsupported(version, "its sources are not there to be compared")
     try:
         wrong = problems(version, tree)
+        fit = Fit(ALL[release](), has_registry(tree))
     finally:
         tree.forget()
     if wrong:
         more = f"; and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
         raise _unsupported(version, "; ".join(wrong[:_NAMED]) + more)
-    return ALL[release]()
+    return fit
 
 
 def _problem(tree: _sources.Tree, need: Need) -> str | None:
