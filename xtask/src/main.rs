@@ -56,7 +56,7 @@ Commands:
   dist            the wheels of the Python package, for this machine and for what else the compiler
                   builds for, checked: what their libraries need, and installed under every CPython here
   licenses        write the licences of what the wheels link again
-  vllm            the plugins for vLLM and SGLang against the sources of every version, fetched once (0.7 GB)
+  vllm            the plugins for vLLM and SGLang against the sources of every version, fetched once (0.8 GB)
   clients         stock clients of OpenAI's and Anthropic's APIs against a rotation of mock engines: for Python (fetched
                   once), JavaScript, Java and a page in Chromium where these are here, and curl
   bench NAME [ARGS]

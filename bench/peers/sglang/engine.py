@@ -75,8 +75,7 @@ def main() -> None:
     parser.add_argument("--repeated", action="store_true", help="release and resume twice each")
     parser.add_argument("--tokens", type=int, default=32)
     given = parser.parse_args()
-    if given.saver == "tms":
-        os.environ["SGLANG_PLUGINS"] = "none"
+    os.environ["POORWILL_SLEEP_MODE"] = "1" if given.saver == "poorwill" else "0"
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
     if given.graphs:

@@ -76,8 +76,7 @@ def serving(given: argparse.Namespace, folder: Path) -> Iterator[Server]:
         any_port.bind(("127.0.0.1", 0))
         port = int(any_port.getsockname()[1])
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "SGLANG_MEMORY_SAVER_CUDA_GRAPH": "1"}
-    if given.saver == "tms":
-        environment["SGLANG_PLUGINS"] = "none"
+    environment["POORWILL_SLEEP_MODE"] = "1" if given.saver == "poorwill" else "0"
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(folder), *ARGUMENTS]
     process = subprocess.Popen(
         [*command, "--port", str(port)], env=environment, stdout=sys.stderr, start_new_session=True

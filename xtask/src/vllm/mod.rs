@@ -40,8 +40,10 @@ pub(crate) enum Which<'a> {
     Read(&'a str),
 }
 
-const TESTS: [&str; 14] = [
+const TESTS: [&str; 16] = [
     "crates/python/tests/test_sglang_contract.py",
+    "crates/python/tests/test_sglang_upstream.py",
+    "crates/python/tests/test_sglang_versions.py",
     "crates/python/tests/test_vllm_connectors.py",
     "crates/python/tests/test_vllm_contract.py",
     "crates/python/tests/test_vllm_engine.py",
