@@ -204,6 +204,10 @@ def test_where_sglang_did_not_apply_a_hook_its_own_saver_is_used(
     assert _hooks.create(targets, lambda enable: f"stock {enable}", True) == "stock True"
     assert f"did not apply our hooks on {targets[1]}, and its log says why" in caplog.text
     assert _hooks.create(targets, lambda enable: f"stock {enable}", False) == "stock False"
+    # Nor could it import this.
+    missing = (targets[0], f"{owner.__name__}.Missing.call")
+    assert _hooks.create(missing, lambda enable: f"stock {enable}", True) == "stock True"
+    assert f"did not apply our hooks on {missing[1]}" in caplog.text
     monkeypatch.setattr(_hooks, "adapter_over", lambda base: f"ours over {base}")
     adapter: Any = ModuleType(_hooks.ADAPTER)
     adapter.TorchMemorySaverAdapter = "stock"

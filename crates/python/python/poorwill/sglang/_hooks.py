@@ -72,8 +72,12 @@ def make() -> Any:
 
 
 def _is_hooked(target: str) -> bool:
-    # SGLang wraps what it hooks.
-    return hasattr(pkgutil.resolve_name(target), "__wrapped__")
+    try:
+        # SGLang wraps what it hooks.
+        return hasattr(pkgutil.resolve_name(target), "__wrapped__")
+    except (ImportError, AttributeError):
+        # It could not import the module either.
+        return False
 
 
 def offer_hook_mode() -> bool:
