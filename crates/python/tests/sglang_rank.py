@@ -8,6 +8,8 @@ import logging
 import os
 import pickle
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from importlib import import_module
 from types import SimpleNamespace
@@ -191,6 +193,25 @@ class Scheduler(*MIXINS):  # type: ignore[misc]
             while True:
                 yield self._filled(0)
 
+    def _meanwhile(self, release: Any, call: Any) -> Any:
+        """Has memory released after a call has begun that lacks it."""
+
+        def released() -> None:
+            # Without a wait the call has failed by then.
+            time.sleep(0.1)
+            release()
+            self.torch.cuda.empty_cache()
+
+        def begin(*args: Any) -> Any:
+            thread = threading.Thread(target=released)
+            thread.start()
+            try:
+                return call(*args)
+            finally:
+                thread.join()
+
+        return begin
+
     def _pools(self) -> Any:
         return import_module("poorwill.compat.torch_memory_saver").torch_memory_saver._used()
 
@@ -208,6 +229,9 @@ class Scheduler(*MIXINS):  # type: ignore[misc]
             hold = arena.hold("weights", "a network card")
         elif fault == "full":
             taken = list(self._taken())
+        elif fault == "soon":
+            taken = list(self._taken())
+            vars(self.saver)["resume_all"] = self._meanwhile(taken.clear, self.saver.resume_all)
         elif fault == "late":
             call = "resume_all" if self.weight_updater.offload_tags else "pause_all"
             vars(self.saver)[call] = _late(getattr(self.saver, call))

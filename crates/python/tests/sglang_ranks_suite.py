@@ -173,6 +173,15 @@ def test_a_resume_that_one_cannot_do(pair: Pair, fault: str, rank: int) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
+def test_a_resume_waits_for_memory_that_is_about_to_come(pair: Pair, rank: int) -> None:
+    """More than a stalled machine takes."""
+    release(pair)
+    states = pair.do("resume", faults={rank: "soon"}, POORWILL_WAKE_TIMEOUT="3600")
+    assert is_done(states)
+    assert is_active(states, 0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_tag_that_was_released_before_stays_so(pair: Pair, rank: int) -> None:
     pair.do("release", CACHE)
     states = pair.do("release", faults={rank: "hold"})
