@@ -105,6 +105,10 @@ def test_our_plugin_registers_by_its_name_and_hooks_no_adapter(
     base = adapter.TorchMemorySaverAdapter
     monkeypatch.setattr(_hooks, "adapter_over", lambda over: ("ours", over))
     sglang.memory_saver_backend = "poorwill"
+    # SGLang has not applied the others.
+    with pytest.raises(poorwill.PoorwillError, match=r"did not apply .* leave --memory-saver-backend away"):
+        base.create(enable=True)
+    monkeypatch.setattr(_hooks, "_is_hooked", lambda target: True)
     assert base.create(enable=True) == ("ours", base)
     assert type(base.create(enable=False)) is adapter._TorchMemorySaverAdapterNoop
     # Its own is the default, which is not here.

@@ -7,10 +7,11 @@ goes on where one fails. So our memory saver is given only where all are in thei
 import importlib
 import logging
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from poorwill._native import PoorwillError
 from poorwill.sglang import _occupation
 from poorwill.sglang._adapter import ADAPTER, adapter_over
 from poorwill.sglang._answers import COMMUNICATOR, ask
@@ -23,6 +24,8 @@ INTERFACE = 1
 """The interface of SGLang's memory savers that ours has."""
 
 _log = logging.getLogger("poorwill.sglang")
+# The targets of the hooks that ours needs where it is chosen by its name.
+_around: list[str] = []
 
 
 def install(fit: Fit) -> None:
@@ -31,6 +34,7 @@ def install(fit: Fit) -> None:
     for target, hook in hooks(fit).items():
         registry.HookRegistry.register(target, hook, registry.HookType.AROUND)
     if fit.has_registry:
+        _around[:] = around_calls(fit.generation)
         savers = importlib.import_module(REGISTRY.module)
         savers.MemorySavers.register(NAME, f"{__name__}:make", INTERFACE)
     offer_hook_mode()
@@ -57,18 +61,27 @@ def create(others: tuple[str, ...], original: Any, enable: bool) -> Any:
     """What SGLang's `TorchMemorySaverAdapter.create` returns: ours, if all others are in place."""
     if not enable:
         return original(enable)
-    if left := [target for target in others if not _is_hooked(target)]:
-        _log.error(
-            "SGLang did not apply our hooks on %s, and its log says why: its own memory saver is used",
-            " and ".join(left),
-        )
+    if left := _left(others):
+        _log.error("%s: its own memory saver is used", left)
         return original(enable)
-    return make()
+    return _made()
 
 
 def make() -> Any:
-    """Our memory saver, as SGLang's registry of them makes it."""
+    """Our memory saver, which was chosen by its name. Raises PoorwillError if a hook is not in place."""
+    if left := _left(_around):
+        raise PoorwillError(f"{left}: leave --memory-saver-backend away to use its own memory saver")
+    return _made()
+
+
+def _made() -> Any:
     return adapter_over(importlib.import_module(ADAPTER).TorchMemorySaverAdapter)
+
+
+def _left(targets: Iterable[str]) -> str:
+    """Which of our hooks are not in their places, as a sentence; nothing if all are."""
+    left = [target for target in targets if not _is_hooked(target)]
+    return f"SGLang did not apply our hooks on {' and '.join(left)}, and its log says why" if left else ""
 
 
 def _is_hooked(target: str) -> bool:
