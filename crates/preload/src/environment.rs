@@ -2,6 +2,7 @@
 
 use std::env;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use poorwill::backup::Compress;
 
@@ -14,6 +15,10 @@ pub(crate) const RETAIN: &str = "TMS_RETAIN_CPU_BACKUP";
 const BACKEND: &str = "TMS_INIT_CPU_BACKUP_BACKEND";
 const DISK_FOLDER: &str = "TMS_DISK_BACKUP_DIR";
 const COMPRESS: &str = "POORWILL_COMPRESS";
+const WAKE_TIMEOUT: &str = "POORWILL_WAKE_TIMEOUT";
+
+const WAKE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(2);
+const WAKE_TIMEOUT_MAX_S: f64 = 3600.0;
 
 /// What becomes of a backup in host memory after a resume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -66,6 +71,22 @@ pub(crate) fn compress() -> Result<Compress> {
     })
 }
 
+/// How long a resume waits for memory that others are about to release. `None`: not at all.
+pub(crate) fn wake_timeout() -> Result<Option<Duration>> {
+    let timeout =
+        parsed(WAKE_TIMEOUT, "use a number of seconds from 0 to 3600", WAKE_TIMEOUT_DEFAULT, seconds)?;
+    Ok((!timeout.is_zero()).then_some(timeout))
+}
+
+fn seconds(value: &str) -> Option<Duration> {
+    let value = value.trim();
+    if value.is_empty() {
+        return Some(WAKE_TIMEOUT_DEFAULT);
+    }
+    let number = value.parse().ok().filter(|number| (0.0..=WAKE_TIMEOUT_MAX_S).contains(number))?;
+    Some(Duration::from_secs_f64(number))
+}
+
 pub(crate) fn disk_folder() -> PathBuf {
     let named = env::var_os(DISK_FOLDER).filter(|folder| !folder.is_empty());
     named.map_or_else(|| PathBuf::from("/tmp"), PathBuf::from)
@@ -80,4 +101,17 @@ fn parsed<T>(
     let Some(value) = env::var_os(variable) else { return Ok(otherwise) };
     let value = value.to_string_lossy();
     parse(&value).ok_or_else(|| Failure::Setting { variable, value: value.escape_debug().to_string(), known })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_are_a_number_within_an_hour() {
+        assert_eq!(seconds(" "), Some(WAKE_TIMEOUT_DEFAULT));
+        assert_eq!(seconds(" 0.25"), Some(Duration::from_millis(250)));
+        assert_eq!((seconds("0"), seconds("3600")), (Some(Duration::ZERO), Some(Duration::from_secs(3600))));
+        assert_eq!(["-1", "3601", "NaN", "inf", "2s", "soon"].map(seconds), [None; 6]);
+    }
 }

@@ -24,6 +24,7 @@
 //! | `TMS_RETAIN_CPU_BACKUP` | whether backups of active memory can be read, and stay for `mmap`, too |
 //! | `TMS_DISK_BACKUP_DIR` | folder of backups on disk (default `/tmp`) |
 //! | `TMS_DISK_BACKUP_CHUNK_MB` | has no effect |
+//! | `POORWILL_WAKE_TIMEOUT` | how many seconds a resume waits for memory that others are about to release (default 2) |
 //! | `POORWILL_COMPRESS` | `off` (default), `auto` or `always`: whether backups are stored as codes, which `tms_get_cpu_backup_pointer` cannot read |
 #![cfg(target_os = "linux")]
 #![allow(unsafe_code)]

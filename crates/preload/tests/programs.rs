@@ -126,6 +126,11 @@ fn a_full_device_and_a_margin_are_out_of_memory() {
 }
 
 #[test]
+fn a_resume_waits_for_memory_that_others_release() {
+    Place::shared().scene("waits", &[("POORWILL_WAKE_TIMEOUT", "3600")]);
+}
+
+#[test]
 fn a_forked_child_gets_errors() {
     Place::shared().scene("forks", &[]);
 }
@@ -134,7 +139,7 @@ fn a_forked_child_gets_errors() {
 fn whichever_call_of_the_driver_fails_all_bytes_stay() {
     // The program in C reads the effort itself. Printed here, it has `--rest` run this again.
     let _ = Effort::of_this_run();
-    Place::shared().scene("failures", &[]);
+    Place::shared().scene("failures", &[("POORWILL_WAKE_TIMEOUT", "0")]);
 }
 
 #[test]

@@ -224,7 +224,8 @@ import fake_sglang
 adapter = fake_sglang.install()
 from importlib.metadata import entry_points
 [plugin] = entry_points(group="sglang.srt.plugins", name="poorwill")
-fake_sglang.load_plugins(plugin.load())
+assert callable(plugin.load())
+fake_sglang.load_plugins()
 noop = adapter.TorchMemorySaverAdapter.create(enable=False)
 print(json.dumps([noop.enabled, sorted(name for name in sys.modules if name in ("torch", "numpy", "vllm"))]))
 """
@@ -247,8 +248,9 @@ import json, sys
 sys.path[:0] = [{str(HERE)!r}, {str(other)!r}]
 import fake_torch
 fake_torch.install(fake_torch.machine.Paper())
-import torch_memory_saver, poorwill.sglang
-offered = [poorwill.sglang.offer_hook_mode() for _ in range(2)]
+import torch_memory_saver
+from poorwill.sglang import _hooks
+offered = [_hooks.offer_hook_mode() for _ in range(2)]
 [(name, (factory, uses_preload))] = torch_memory_saver.modes.items()
 print(json.dumps([offered, name, factory.__name__, uses_preload]))
 """

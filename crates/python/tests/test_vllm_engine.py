@@ -182,6 +182,23 @@ def test_tags_that_are_awake_already_do_not_keep_the_others_asleep(engine: Any) 
     assert is_serving(engine)
 
 
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("tags", [None, ["kv_cache"], ["weights", "kv_cache"]])
+def test_weights_that_are_kept_awake_are_not_waited_for(
+    engine: Any, level: int, tags: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POORWILL_KEEP_AWAKE", "weights")
+    for _ in range(2):
+        engine.sleep(level)
+        assert asleep(engine) == {"kv_cache"}
+        engine.wake_up(["weights"])
+        assert asleep(engine) == {"kv_cache"}
+        assert engine.is_scheduler_paused()
+        engine.wake_up(tags)
+        assert asleep(engine) == frozenset()
+        assert is_serving(engine)
+
+
 def test_a_wake_of_nothing_that_sleeps_does_nothing(engine: Any) -> None:
     assert engine.wake_up() in (None, True)
     assert engine.wake_up(["weights"]) in (None, True)

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::arenas::{Arenas, Opened, RegionPart};
 use crate::backup::BackupKind;
 use crate::code::{Failure, Result};
-use crate::environment::Backend;
+use crate::environment::{self, Backend};
 use crate::message::note;
 use crate::sync::lock;
 
@@ -101,6 +101,7 @@ impl Transitions {
 
     /// Wakes the memory of a tag, or all.
     pub(super) fn resume(&self, arenas: &Arenas, name: Option<&str>, retains: bool) -> Result<()> {
+        let timeout = environment::wake_timeout()?;
         let _turn = lock(&self.turn);
         lock(&self.views).clear();
         let mut resumed: Vec<(Arc<Opened>, WakeReport)> = Vec::new();
@@ -109,7 +110,9 @@ impl Transitions {
             if tags.is_empty() {
                 continue;
             }
-            match opened.arena().wake(&WakeRequest::of(tags)) {
+            let mut request = WakeRequest::of(tags);
+            request.wait_max = timeout;
+            match opened.arena().wake(&request) {
                 Ok(wake) => resumed.push((opened, wake)),
                 Err(error) => return Err(undo_resume(&resumed, error.into())),
             }

@@ -283,6 +283,23 @@ static void limits(void) {
     CHECK(cudaMalloc(&more, 6 * MIB) == 0 && cudaFree(more) == 0 && cudaFree(block) == 0);
 }
 
+static void *frees_soon(void *block) {
+    usleep(200 * 1000);
+    return (void *)(uintptr_t)cudaFree(block);
+}
+
+static void waits(void) {
+    uint8_t *block = loaded_as("a", "pinned", 8 * MIB, 1);
+    CHECK(tms_pause("a") == 0);
+    tms_set_interesting_region(false);
+    void *taken = NULL, *freed = NULL;
+    CHECK(cudaMalloc(&taken, available() - 4 * MIB) == 0);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, frees_soon, taken) == 0);
+    CHECK(tms_resume("a") == 0 && has(block, 8 * MIB, 1));
+    CHECK(pthread_join(thread, &freed) == 0 && freed == NULL && cudaFree(block) == 0);
+}
+
 // TMS_INIT_ENABLE is no boolean.
 static void environment(void) {
     void *block = NULL;
@@ -368,7 +385,7 @@ int main(int count, char **arguments) {
         void (*run)(void);
     } scenes[] = {
         {"cycle", cycle},     {"kinds", kinds},   {"nested", nested},           {"threads", threads}, {"unused", unused},
-        {"limits", limits},   {"forks", forks},   {"environment", environment}, {"failures", failures},
+        {"limits", limits},   {"waits", waits},   {"forks", forks},   {"environment", environment}, {"failures", failures},
     };
     for (size_t i = 0; i < sizeof scenes / sizeof *scenes; i++) {
         if (strcmp(arguments[1], scenes[i].name) == 0) {

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from poorwill import Decision, PoorwillError, UndoneError
+from poorwill.vllm import _environment
 from poorwill.vllm._processes import this_process
 
 
@@ -75,11 +76,12 @@ class Worker:
 
     def sleep(self, level: int = 1) -> None:
         self._enter("sleep")
-        if "weights" not in self.asleep:
+        kept = set(_environment.read().keep_awake)
+        if "weights" not in self.asleep | kept:
             # What was not written is so after level 1 as well.
             self.dropped = level == 2
             self.unwritten = set() if self.dropped else self.unwritten
-        self.asleep = {"weights", "kv_cache"}
+        self.asleep = {"weights", "kv_cache"} - kept
         self._tell("sleep", copied=1000 if level == 1 else 0)
 
     def wake_up(self, tags: list[str] | None = None) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from poorwill import PoorwillError, UndoneError
-from poorwill.vllm import _connectors, _generations
+from poorwill.vllm import _connectors, _environment, _generations
 from poorwill.vllm._platform import WORKER, is_active
 from poorwill.vllm._together import RESUMED, Part, Ranks
 
@@ -360,10 +360,13 @@ class _Engine:
         asleep = self.asleep
         self._hold_for_asleep(frozenset())
         try:
-            return self._stock_sleep(level)
+            result = self._stock_sleep(level)
         except BaseException:
             self._hold_for_asleep(asleep)
             raise
+        if kept := self.asleep.intersection(_environment.read().keep_awake):
+            self._hold_for_asleep(self.asleep - kept)
+        return result
 
     def _hold_for_asleep(self, tags: frozenset[str]) -> None:
         self.vllm.tell_asleep(self.executor, tags)
