@@ -44,7 +44,7 @@ def live_mib(arena: poorwill.Arena, tag: str) -> int:
     return sum(entry.live_bytes for entry in arena.stats().tags if entry.tag == tag) // MIB
 
 
-def test_a_scope_that_nobody_names_ends_before_its_tensors(arena: poorwill.Arena) -> None:
+def test_a_scope_that_no_one_names_ends_before_its_tensors(arena: poorwill.Arena) -> None:
     """pytorch#167745."""
     outside = empty(3).fill_(1)
     with arena.pool("weights"):
@@ -140,7 +140,7 @@ def test_tensors_may_die_in_their_sleep(arena: poorwill.Arena) -> None:
         arena.wake()
 
 
-def test_a_pool_that_was_full_has_room_again(arena: poorwill.Arena) -> None:
+def test_a_pool_that_was_full_has_space_again(arena: poorwill.Arena) -> None:
     """pytorch#159674."""
     with arena.pool("weights"):
         for mib in (3000, 3500, 3900, 2000, 3950):

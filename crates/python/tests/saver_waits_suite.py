@@ -19,7 +19,7 @@ NAMES = map("waits-{}".format, itertools.count())
 
 
 class Watched:
-    """An arena whose wakes are told to others when they begin."""
+    """An arena that says when a wake begins."""
 
     def __init__(self, arena: poorwill.Arena) -> None:
         self.arena = arena

@@ -14,12 +14,12 @@ from helpers import DEVICE, MIB, STUCK_S, filled
 Handler = Callable[[], None]
 
 
-class Told(BaseException):
+class Reported(BaseException):
     """What a handler raises, as for Ctrl-C."""
 
 
 def tell() -> None:
-    raise Told
+    raise Reported
 
 
 def is_called() -> bool:
@@ -75,7 +75,7 @@ def test_a_wake_that_waits_for_memory_is_undone(
     held = holds.empty(200 * MIB)
     before = lacks.stats().as_dict()
     signalled(tell)
-    with pytest.raises(Told):
+    with pytest.raises(Reported):
         lacks.wake(timeout=STUCK_S)
     assert lacks.state() == {"weights": "asleep_backed_up"}
     assert lacks.stats().as_dict() == before
@@ -116,7 +116,7 @@ def test_a_rank_that_waits_for_the_others_undoes_it_for_all(
     made = poorwill.Decision.create(str(tmp_path))
     rank = poorwill.Decision.join(made.path, 0, 2)
     signalled(tell)
-    with pytest.raises(Told):
+    with pytest.raises(Reported):
         getattr(arena, call)(decision=rank, undo_after=STUCK_S)
     assert (arena.state(), made.verdict) == (before, "undo")
     arena.wake()
@@ -139,7 +139,7 @@ def test_a_call_that_waits_for_another_is_undone(
     other.start()
     for call in (arena.sleep, arena.wake, lambda: arena.discard("weights")):
         signalled(tell)
-        with pytest.raises(Told):
+        with pytest.raises(Reported):
             call()
     made.decide("undo")
     other.join(STUCK_S)

@@ -227,7 +227,8 @@ def test_its_loader_calls_ours_where_its_setting_allows_it(
         for _ in range(2):
             plugins.load_plugins()
     # It logs what fails, and goes on.
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+    theirs = [record for record in caplog.records if record.name.startswith(("sglang", "poorwill"))]
+    assert [record.getMessage() for record in theirs if record.levelno >= logging.WARNING] == []
     assert len(original.HookRegistry._patched) == (4 if is_called else 0)
     # It says so where its log is set up by then.
     assert caplog.messages.count("Executed general plugin: poorwill") == int(is_called)
@@ -413,7 +414,7 @@ def test_what_it_calls_of_an_adapter_ours_takes(sources: Path, generation: Gener
     # Not every version has regions for graphs' memory beside the graphs.
     assert known - {"GPU_MEMORY_TYPE_CUDA_GRAPH"} <= tags <= known
     assert {"cuda_graph", "pool", "stream", "tag"} <= graphs <= set(saver)
-    # Ours does, whether it is told to or not.
+    # Ours does in any case.
     assert ("enable_cpu_backup" in graphs) is (generation.release >= (0, 5, 21))
 
 

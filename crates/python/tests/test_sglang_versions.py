@@ -91,7 +91,7 @@ def test_without_the_variable_nothing_is_hooked_compared_or_said(
 
 def test_without_the_variable_nothing_is_imported() -> None:
     script = (
-        "import sys, poorwill; before = set(sys.modules); import poorwill.sglang\n"
+        "import logging, sys, poorwill; before = set(sys.modules); import poorwill.sglang\n"
         "poorwill.sglang.register(); print(*sorted(set(sys.modules) - before))"
     )
     environment = {"PYTHONPATH": ":".join(sys.path)}
@@ -148,7 +148,7 @@ def test_another_gets_none_and_one_warning_says_which_would_do(
     assert registry.registered == []
 
 
-def test_one_that_is_patched_gets_none_and_is_told_what_is_missing(
+def test_one_that_is_patched_gets_none_and_hears_what_is_missing(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """A number of a version is not enough."""
@@ -178,13 +178,13 @@ def link(whole: Path, into: Path) -> None:
             (into / child.name).symlink_to(child)
 
 
-def test_no_more_than_three_names_are_told(tmp_path: Path) -> None:
+def test_no_more_than_three_names_are_reported(tmp_path: Path) -> None:
     (tmp_path / "sglang").mkdir()
     with pytest.raises(
         UnsupportedSglangError, match=f"; and {len(needs(TESTED[0])) - 3} more; it can in"
-    ) as told:
+    ) as reported:
         check(TESTED[0], _sources.Tree(tmp_path))
-    assert str(told.value).count(" is missing") == 3
+    assert str(reported.value).count(" is missing") == 3
 
 
 def test_without_sources_it_is_refused(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:

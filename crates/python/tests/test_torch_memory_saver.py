@@ -114,24 +114,26 @@ def test_the_rest_is_imported_with_the_name(tmp_path: Path, value: str, by: str)
     assert said(OURS, tmp_path, by, **{SWITCH: value})[0][0] == HOOK
 
 
-TOLD = """
+IMPORTED = """
 import json, sys
 sys.path.insert(0, {other!r})
-told = []
+reported = []
 for module in ("torch_memory_saver", "torch_memory_saver.utils", "torch_memory_saver"):
     try:
         __import__(module)
     except ImportError as error:
-        told.append([type(error).__name__, str(error), error.name])
-print(json.dumps([told, "torch_memory_saver" in sys.modules]))
+        reported.append([type(error).__name__, str(error), error.name])
+print(json.dumps([reported, "torch_memory_saver" in sys.modules]))
 """
 
 
 @BY
-def test_who_imports_it_is_told_of_a_switch_that_cannot_be_read(tmp_path: Path, other: Path, by: str) -> None:
-    (told, was_imported), errors = said(TOLD.format(other=str(other)), tmp_path, by, **{SWITCH: "maybe"})
-    assert [[kind, name] for kind, _, name in told] == [["StandInError", "torch_memory_saver"]] * 3
-    for _, message, _ in told:
+def test_an_import_fails_for_a_switch_that_cannot_be_read(tmp_path: Path, other: Path, by: str) -> None:
+    (reported, was_imported), errors = said(
+        IMPORTED.format(other=str(other)), tmp_path, by, **{SWITCH: "maybe"}
+    )
+    assert [[kind, name] for kind, _, name in reported] == [["StandInError", "torch_memory_saver"]] * 3
+    for _, message, _ in reported:
         assert f"{SWITCH}='maybe' is neither on nor off" in message
         assert "set it to 1 for Poorwill's, or to 0" in message
     assert not was_imported
@@ -152,7 +154,7 @@ else:
 
 
 def with_torch(folder: Path, version: str) -> Any:
-    """What a process says of the import where this PyTorch is installed, which nobody imports."""
+    """What a process says of the import where this PyTorch is installed, which no one imports."""
     info = folder / "metadata" / f"torch-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")

@@ -160,7 +160,7 @@ def test_communicators_of_the_patched_one_say_what_ours_would_find(monkeypatch: 
     )
     # It would free them.
     del type(reduce).__del__
-    quiet = {"ca_comm": None, "symm_mem_comm": None, "fi_pcie_ipc_ar_comm": None, "pynccl_comm": None}
+    silent = {"ca_comm": None, "symm_mem_comm": None, "fi_pcie_ipc_ar_comm": None, "pynccl_comm": None}
     cuda, experts = of["cuda_communicator"].CudaCommunicator, of["all2all"]
     loud = {
         "ca_comm": reduce,
@@ -170,8 +170,8 @@ def test_communicators_of_the_patched_one_say_what_ours_would_find(monkeypatch: 
     }
     devices = [
         instance(cuda, **loud, all2all_manager=instance(experts.DeepEPLLAll2AllManager)),
-        instance(cuda, **quiet, all2all_manager=instance(experts.AgRsAll2AllManager)),
-        instance(cuda, **quiet, all2all_manager=None),
+        instance(cuda, **silent, all2all_manager=instance(experts.AgRsAll2AllManager)),
+        instance(cuda, **silent, all2all_manager=None),
         None,
     ]
     for device in devices:

@@ -588,8 +588,8 @@ async def test_both_reasons_are_named(server: Server) -> None:
 
 @pytest.mark.parametrize("level", [0, 1, 2])
 @runs
-async def test_whoever_steps_a_sleeping_engine_is_told_that_it_sleeps(vllm: Any, level: int) -> None:
-    """In `LLM`, which steps until all requests have ended, nobody else could wake it."""
+async def test_a_step_of_a_sleeping_engine_says_that_it_sleeps(vllm: Any, level: int) -> None:
+    """In `LLM`, which steps until all requests have ended, no one else could wake it."""
     processes = EngineProcesses(vllm.engine(count=1))
     for frontend in (in_process(vllm, vllm.engine("EngineCore")), synchronous(vllm, processes)):
         processes.is_by_hand = True

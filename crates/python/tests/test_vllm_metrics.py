@@ -125,7 +125,13 @@ def test_unaccounted_memory_is_a_gauge_from_the_first_sleep_on(
 
 def test_unaccounted_memory_of_the_last_sleep_is_kept() -> None:
     events = Events()
-    reported = {"copied_bytes": 0, "unchanged_bytes": 0, "released_bytes": 1, "release": "confirmed"}
+    reported = {
+        "copied_bytes": 0,
+        "unchanged_bytes": 0,
+        "released_bytes": 1,
+        "release": "confirmed",
+        "kept_bytes": 0,
+    }
     phases = SimpleNamespace(as_dict=dict)
     seen = [events.unaccounted_bytes]
     for unaccounted_bytes in (7, 5):

@@ -2,7 +2,7 @@
 and allocator from its sources.
 
 What sleeps in the end is what sleeps there. Where it answers, so does ours. Where it has a request wait for
-good, faults, or answers from memory that nobody wrote, ours says at once what is missing.
+good, faults, or answers from memory that no one wrote, ours says at once what is missing.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ class Own:
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
+def silent() -> Iterator[None]:
     """Whatever is logged would be kept for a failure."""
     logging.disable(logging.CRITICAL)
     yield
@@ -144,9 +144,9 @@ def expected(vllm: Any, own: Own, newest: Own, sequence: Sequence) -> Answer:
 def refusal(answer: Answer) -> str | None:
     """What ours says instead, as a pattern; None if it answers as well.
 
-    - vLLM has a request wait until somebody wakes what sleeps, and nobody might. Up to 0.23 any wake has the
+    - vLLM has a request wait until someone wakes what sleeps, and no one might. Up to 0.23 any wake has the
       scheduler go on, and a step reads memory that is not mapped.
-    - After level 2 vLLM answers from weights that nobody wrote.
+    - After level 2 vLLM answers from weights that no one wrote.
     - At level 0 it has the request wait as well.
     """
     missing = [] if answer.is_whole or "weights" in answer.asleep else [f"{NOT_WRITTEN}.*"]

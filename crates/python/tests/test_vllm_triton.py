@@ -508,7 +508,7 @@ def test_tritons_autotuner_compiles_what_fits_alone(
     # Compiling takes seconds, so those that take most of either.
     *_, gone = by_size(name, [config for each, config in configs.items() if each not in compiled])
     if version == "0.20.2" and tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9):
-        # Its kernels take block pointers, which went with Triton 3.9. What is not compiled is not told.
+        # Its kernels take block pointers, which went with Triton 3.9. What is not compiled is not reported.
         with pytest.raises(triton.CompilationError, match="Block pointers have been removed"):
             taken_bytes(gone)
         return

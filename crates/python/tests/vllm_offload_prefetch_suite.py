@@ -75,7 +75,7 @@ class Sum(Layer):
     """One that adds its parameters up, on the GPU."""
 
     def forward(self, x: Any, _: Any = None) -> Any:
-        return x + sum(each.float().sum() for each in self.parameters())
+        return x + sum(each.double().sum() for each in self.parameters())
 
 
 @pytest.mark.skipif(not hasattr(torch, "compile"), reason="PyTorch's graphs replay what was computed")
@@ -87,7 +87,8 @@ def test_layers_in_a_graph_have_their_own_weights_in_each_replay(vllm: Vllm, cou
         return x
 
     layers = [Sum(number) for number in range(count)]
-    x = torch.zeros(1, device=CUDA)
+    # Sums of bytes, which single precision does not hold.
+    x = torch.zeros(1, dtype=torch.float64, device=CUDA)
     right = run(x).item()
     offloader = made(vllm, layers, step)
     offloader.post_init()

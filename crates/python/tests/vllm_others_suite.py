@@ -165,9 +165,9 @@ def test_a_worker_that_takes_a_share_by_itself(start: Start, version: str, frame
     with pytest.raises(platform().ConfigurationError, match="so POORWILL_BUDGET cannot hold it") as said:
         refused.worker.init_device()
     assert str(said.value).startswith(f"{name} opens the GPU without vLLM's request_memory")
-    bare = type("Bare", (stock(),), {"init_device": lambda self: None})
+    plain = type("Plain", (stock(),), {"init_device": lambda self: None})
     with pytest.raises(platform().ConfigurationError, match="and leaves no init_snapshot"):
-        over(start, version, named(framework, bare, "Bare"), POORWILL_BUDGET="").worker.init_device()
+        over(start, version, named(framework, plain, "Plain"), POORWILL_BUDGET="").worker.init_device()
 
 
 def test_a_class_is_found_by_its_name_again(start: Start, version: str, framework: ModuleType) -> None:

@@ -137,7 +137,7 @@ def test_a_start_measures_what_is_its_own(
 
 
 def test_a_cap_still_bounds_what_is_its_own(start: Start, tenant: Tenant) -> None:
-    """Also where somebody else gives back as much."""
+    """Also where someone else gives back as much."""
     tenant.take()
     engine = acting(opened(start, POORWILL_BUDGET="128MiB"), "load_model", tenant.free)
     engine.worker.load_model()

@@ -20,6 +20,7 @@ const SLEEP: &[&str] = &[
     "stored_bytes",
     "unchanged_bytes",
     "discarded_bytes",
+    "kept_bytes",
     "unaccounted_bytes",
     "device_free_before_bytes",
     "device_free_after_bytes",

@@ -80,6 +80,8 @@ impl Transitions {
 
     /// Puts the memory of a tag to sleep, or all.
     pub(super) fn pause(&self, arenas: &Arenas, name: Option<&str>) -> Result<()> {
+        // A bad value is an error before anything sleeps.
+        environment::wake_timeout()?;
         let _turn = lock(&self.turn);
         lock(&self.views).clear();
         let unused = mem::take(&mut *lock(&self.unused));

@@ -22,7 +22,7 @@ _HOST = 1 << 40
 
 
 class Memory:
-    """What the mapped addresses of one GPU and of the host contain; None is what nobody wrote."""
+    """What the mapped addresses of one GPU and of the host contain; None is what no one wrote."""
 
     def __init__(self) -> None:
         self._contents: dict[int, str | None] = {}

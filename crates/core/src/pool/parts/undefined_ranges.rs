@@ -163,7 +163,7 @@ mod tests {
             let from = random.usize(..64);
             let to = random.usize(from + 1..=64);
             assert_parts(&undefined, (from, to), known);
-            // Nobody says that all of it is there.
+            // No one says that all of it is there.
             undefined.define(range(from, to));
             assert_parts(&undefined, (from, to), known);
             assert_eq!(

@@ -1,7 +1,7 @@
 //! Ending calls of a thread from another one.
 //!
 //! A token is given to a thread for a while, not to each call: whatever waits or copies there ends with it. Calls
-//! look at it where they look at their deadline, so one that can be cancelled never blocks in the driver for a
+//! look at it where they look at their deadline. So one that can be cancelled never blocks in the driver for a
 //! stream that it knows.
 
 use std::cell::RefCell;

@@ -138,7 +138,7 @@ impl SleepRequest {
         self
     }
 
-    /// With device memory whose bytes survive, although the level drops their tag: what nobody would write again.
+    /// With device memory whose bytes survive, although the level drops their tag: what no one would write again.
     ///
     /// Every granule that it touches is backed up, and the wake brings it back. After that these bytes are defined, unless
     /// they were undefined before, and the rest is what the tag's policy says. Ranges may overlap; where no block lives,

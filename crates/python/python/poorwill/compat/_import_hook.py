@@ -1,8 +1,8 @@
 """Gives one of our modules to code that imports another package's name.
 
 Python calls `begin` at its start: by a line in `poorwill.pth`, and from 3.15 on by `poorwill.start`. Every
-process of the installation does that, so this imports nothing until the other name is imported, and what is
-wrong with the switch is said to who imports it.
+process of the installation does that. So this imports nothing more until the other name is imported, and
+only that import fails for a wrong switch.
 """
 
 import os
@@ -30,7 +30,7 @@ _OFF = ("", "0", "false", "no", "off")
 
 
 def begin() -> None:
-    """Stands in if the switch says so. A value that is neither is an error of whoever imports the name."""
+    """Stands in if the switch says so. A value that is neither on nor off fails imports of the name."""
     value = os.environ.get(SWITCH, "").strip().lower()
     if value in _ON:
         stand_in()

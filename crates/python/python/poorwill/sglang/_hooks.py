@@ -100,7 +100,8 @@ def offer_hook_mode() -> bool:
     """
     try:
         saver: Any = importlib.import_module("torch_memory_saver")
-    except ImportError:
+    except Exception:
+        # Also where its library cannot be loaded. It is not needed here.
         return False
     offer = getattr(saver, "register_hook_mode", None)
     if offer is None:

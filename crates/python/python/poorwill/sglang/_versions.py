@@ -54,7 +54,7 @@ def _needs() -> Iterator[Need]:
     yield need(f"{adapter}.enabled", "value")
     yield Need("sglang.srt.constants", "GPU_MEMORY_ALL_TYPES", "value")
 
-    # Requests, and how errors are told.
+    # Requests, and how errors are reported.
     need, communicator = _of_class(COMMUNICATOR)
     yield need(f"{communicator}.__call__", "method", "obj", is_whole=True, is_async=True)
     need = in_module(REQUESTS)

@@ -1,7 +1,7 @@
 """Tensors of a model that no update writes: scales, tables and others, neither parameter nor buffer.
 
-A level 2 sleep drops the weights, since somebody writes them again. That holds for parameters. vLLM itself
-saves buffers. What else lives in the memory of the weights was made while the model was loaded, and nobody
+A level 2 sleep drops the weights, since someone writes them again. That holds for parameters. vLLM itself
+saves buffers. What else lives in the memory of the weights was made while the model was loaded, and no one
 would make it again. So these bytes are found by what PyTorch has allocated there, wherever they are held: in
 plain attributes, containers, or objects of a quantisation. The sleep keeps them.
 """

@@ -1,9 +1,9 @@
 """A prefetching offloader with our host memory: `--offload-backend prefetch`.
 
 Layers, groups and steps are meant as vLLM means them, and its operators (`wait_prefetch`, `start_prefetch`)
-call it, so that compiling and CUDA graphs know it. The rest is ours: host memory of exactly the weights'
-current size, page-locked as the switches say; buffers on the GPU, which the parameters are while the engine
-runs; copies ahead of their use; and rewritten weights.
+call it, so that compiling and CUDA graphs know it. The rest is ours. Host memory has exactly the weights'
+current size, page-locked as the switches say. The parameters are buffers on the GPU while the engine runs,
+filled ahead of their use. Weights may be rewritten.
 """
 
 import contextlib

@@ -138,7 +138,7 @@ def _wait(snapshot: Any, needed_bytes: int, timeout_s: float) -> float:
     began = time.monotonic()
     missing_bytes = needed_bytes - snapshot.free_memory
     if needed_bytes > snapshot.total_memory - (snapshot.own_bytes or 0):
-        # Nobody else has so much.
+        # No one else has so much.
         return 0.0
     while snapshot.free_memory < needed_bytes and time.monotonic() - began < timeout_s:
         time.sleep(LOOK_AGAIN_S)

@@ -219,7 +219,7 @@ class Allocator:
     def suspend(self, level: int) -> None:
         """Puts everything to sleep as the engine does.
 
-        Weights are backed up at level 1. At level 2 they are dropped, but for what nobody would write again
+        Weights are backed up at level 1. At level 2 they are dropped, but for what no one would write again
         (`kept_of_weights`). Runtime state, graphs and other tags are backed up at both, and what is to stay
         awake stays. Raises SleepError,
         with everything awake as before, or with a report of what was not released.

@@ -14,6 +14,7 @@ The configuration names this class (`_platform`), and vLLM creates it in place o
 import contextlib
 import functools
 import importlib
+import logging
 import os
 import sys
 import weakref
@@ -53,6 +54,8 @@ _memory: Any = importlib.import_module("vllm.utils.mem_utils")
 torch: Any = importlib.import_module("torch")
 logger: Any = importlib.import_module("vllm.logger").init_logger("vllm.poorwill")
 
+MUCH_KEPT = 0.05
+"""Share of the weights' bytes above which a level 2 sleep warns of what it keeps."""
 COVERED_AT_LEAST = 0.9
 """Least share of the weights' bytes that a sleep has to release."""
 
@@ -200,8 +203,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             if str(error).startswith(_MORE_FREE) and not _starts.is_own(self.device.index):
                 logger.warning(
                     "NVML does not list this process, so what others give back while it profiles cannot be "
-                    "told from its own: start it beside no process that ends or sleeps, or in the host's "
-                    "process namespace (hostPID, --pid=host)"
+                    "distinguished from its own: start it beside no process that ends or sleeps, or in "
+                    "the host's process namespace (hostPID, --pid=host)"
                 )
             raise
 
@@ -437,13 +440,20 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         hidden = _hidden.find(models, self.allocator.ranges("weights"))
         if {each.address for each in hidden} != {each.address for each in self._hidden}:
             self._hidden = _hidden.named(models, hidden)
-            logger.info(
+            kept_bytes = sum(each.nbytes for each in hidden)
+            is_much = kept_bytes > MUCH_KEPT * self._weight_bytes()
+            logger.log(
+                logging.WARNING if is_much else logging.INFO,
                 "A sleep at level 2 keeps %d tensors of %d bytes that are neither parameters nor buffers: %s",
                 len(hidden),
-                sum(each.nbytes for each in hidden),
+                kept_bytes,
                 ", ".join(each.name or "unnamed" for each in self._hidden[:_NAMED]),
             )
         return [(each.address, each.nbytes) for each in hidden]
+
+    def _weight_bytes(self) -> int:
+        tags = self.allocator.arena.stats().tags
+        return sum(entry.live_bytes for entry in tags if entry.tag == "weights")
 
     def _expect_weights(self, tags: list[str]) -> None:
         """After a wake that brought these tags back without their bytes."""

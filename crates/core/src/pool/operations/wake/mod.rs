@@ -39,7 +39,7 @@ use crate::pool::tools::keys::TagKey;
 use crate::pool::tools::loss_ranges::LostRange;
 use crate::pool::tools::mapping::Backing;
 use crate::pool::tools::report::{WakeReport, WakeRequest, add};
-use crate::tag::{Changes, Tag, TagState};
+use crate::tag::{Tag, TagState};
 
 const WAKE: &str = "wake";
 
@@ -220,6 +220,7 @@ impl Shared {
         let mut memory = self.lock_memory_anyway();
         let mut state = self.lock_state();
         state.heap_mut().segments_mut().store(&plan.mappings);
+        let kept: Vec<TagKey> = plan.tags.iter().copied().filter(|tag| state.serves_on(*tag)).collect();
         for tag in plan.tags.iter().copied() {
             let has_blocks = state.heap().live_of(tag).live_blocks > 0;
             state.tags_mut().get_mut(tag).wake(has_blocks);
@@ -229,9 +230,8 @@ impl Shared {
         let lost = state.lose(&verified.spoiled);
         let mut unfit = Vec::new();
         for tag in plan.tags.iter().copied() {
-            let is_kept = self.shape().keep_backups && state.tags().get(tag).changes() != Changes::Volatile;
             // The device's bytes of a stranded tag may never have been compared.
-            if !is_kept && !state.backups().has_unseen(tag) {
+            if !kept.contains(&tag) && !state.backups().has_unseen(tag) {
                 state.backups_mut().forget(tag);
             }
             unfit.extend(state.tidy(tag));

@@ -79,6 +79,14 @@ impl PoolState {
         WakePlan { tags, names, already_awake, mappings, fillings, turns }
     }
 
+    /// Whether the next sleep finds the backups of a tag that sleeps. Of a dropped one, bytes beside the kept ones are
+    /// written in the same granules, whatever was promised of its changes.
+    pub(super) fn serves_on(&self, tag: TagKey) -> bool {
+        let entry = self.tags().get(tag);
+        let is_whole = entry.state() != TagState::AsleepDropped;
+        self.heap().shape().keep_backups && entry.changes() != Changes::Volatile && is_whole
+    }
+
     fn plan_tag(&self, tag: TagKey, mappings: &mut Vec<Mapping>, fillings: &mut Vec<(SegmentKey, Filling)>) {
         let (shape, entry) = (self.heap().shape(), self.tags().get(tag));
         for (key, segment) in self.heap().segments().of_tag(tag) {
@@ -100,7 +108,7 @@ impl PoolState {
                 }
             }
             if matches!(entry.state(), TagState::AsleepBackedUp | TagState::AsleepDropped) {
-                let is_last = !shape.keep_backups || entry.changes() == Changes::Volatile;
+                let is_last = !self.serves_on(tag);
                 for (extent, backup) in self.backups().of_segment(tag, key) {
                     let first = shape.granules(extent.addr - segment.range().addr);
                     let of_extent = uses[first..].iter().zip(&backup.granules);

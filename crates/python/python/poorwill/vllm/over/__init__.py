@@ -18,6 +18,10 @@ from typing import Any
 from poorwill.vllm._platform import OVER, ConfigurationError
 
 
+class NoWorkerError(ConfigurationError, AttributeError):
+    """A name here stands for no worker. Who looks for names in all modules, as pickle does, goes on."""
+
+
 def compose(module: str, name: str) -> type:
     """Our worker over the class of that name. Raises ConfigurationError for one that cannot be."""
     theirs = _resolve(module, name)
@@ -90,7 +94,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         def find(name: str) -> type:
             if name.startswith("__"):
                 raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
-            made = compose(of, name)
+            try:
+                made = compose(of, name)
+            except ConfigurationError as error:
+                raise NoWorkerError(str(error)) from error
             # Pickles find it by this name.
             setattr(module, name, made)
             return made
