@@ -199,7 +199,7 @@ def test_what_cannot_be_ours_is_refused_by_name(start: Start, version: str, fram
     def refusal(name: str) -> str:
         with pytest.raises(ValueError, match="--worker-cls is") as refused:
             resolved(version, name)
-        assert type(refused.value) is platform().ConfigurationError
+        assert isinstance(refused.value, platform().ConfigurationError)
         return str(refused.value)
 
     said = f"--worker-cls is {MODULE}."
@@ -211,6 +211,14 @@ def test_what_cannot_be_ours_is_refused_by_name(start: Start, version: str, fram
     assert missing.startswith("--worker-cls is a_framework.nowhere.Worker, which cannot be imported here: ")
     final = type("Odd", (stock(),), {"__init_subclass__": classmethod(_no_subclass)})
     assert "Poorwill's worker cannot be put before: no subclass" in refusal(named(framework, final, "Odd"))
+
+
+def test_who_looks_for_a_name_in_all_modules_goes_on(start: Start, framework: ModuleType) -> None:
+    """As pickle does for a function without a module."""
+    start()
+    framework.function = print  # type: ignore[attr-defined]
+    module = importlib.import_module(f"poorwill.vllm.over.{MODULE}")
+    assert [hasattr(module, name) for name in ("absent", "function")] == [False, False]
 
 
 def _no_subclass(_: Any, /, **__: Any) -> None:
