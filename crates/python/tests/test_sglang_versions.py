@@ -14,6 +14,7 @@ import poorwill.sglang
 import pytest
 from poorwill import _sources
 from poorwill.sglang import _generations, _hooks, _versions
+from poorwill.sglang._adapter import ADAPTER
 from poorwill.sglang._generations import ALL, Sglang0_5_12, Sglang0_5_15, Sglang0_5_23
 from poorwill.sglang._versions import CONTRACT, RUN, TESTED, Fit, UnsupportedSglangError, check, known, needs
 from sglang_sources import sources_of
@@ -209,9 +210,9 @@ def test_where_sglang_did_not_apply_a_hook_its_own_saver_is_used(
     assert _hooks.create(missing, lambda enable: f"stock {enable}", True) == "stock True"
     assert f"did not apply our hooks on {missing[1]}" in caplog.text
     monkeypatch.setattr(_hooks, "adapter_over", lambda base: f"ours over {base}")
-    adapter: Any = ModuleType(_hooks.ADAPTER)
+    adapter: Any = ModuleType(ADAPTER)
     adapter.TorchMemorySaverAdapter = "stock"
-    monkeypatch.setitem(sys.modules, _hooks.ADAPTER, adapter)
+    monkeypatch.setitem(sys.modules, ADAPTER, adapter)
     assert _hooks.create(targets[:1], lambda enable: f"stock {enable}", True) == "ours over stock"
 
 

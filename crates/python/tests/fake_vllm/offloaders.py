@@ -127,7 +127,7 @@ def _has_registry() -> bool:
 
 
 def _offloader() -> Any:
-    return sys.modules[f"{OFFLOADER}.base"].get_offloader()  # type: ignore[attr-defined]
+    return sys.modules[f"{OFFLOADER}.base"].get_offloader()
 
 
 class Vllm:
