@@ -221,8 +221,8 @@ class Allocator:
 
         Weights are backed up at level 1. At level 2 they are dropped, but for what no one would write again
         (`kept_of_weights`). Runtime state, graphs and other tags are backed up at both, and what is to stay
-        awake stays. Raises SleepError,
-        with everything awake as before, or with a report of what was not released.
+        awake stays. Raises SleepError, with everything awake as before, or with a report of what was not
+        released.
         """
         states = self.arena.state()
         drops = level == 2 and states.get("weights") in ("awake", "undefined")

@@ -56,6 +56,7 @@ logger: Any = importlib.import_module("vllm.logger").init_logger("vllm.poorwill"
 
 MUCH_KEPT = 0.05
 """Share of the weights' bytes above which a level 2 sleep warns of what it keeps."""
+
 COVERED_AT_LEAST = 0.9
 """Least share of the weights' bytes that a sleep has to release."""
 
@@ -438,7 +439,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         """Before a sleep at level 2: what no update of the weights would write."""
         models = self._models()
         hidden = _hidden.find(models, self.allocator.ranges("weights"))
-        if {each.address for each in hidden} != {each.address for each in self._hidden}:
+        held = {(each.address, each.nbytes) for each in self._hidden}
+        if {(each.address, each.nbytes) for each in hidden} != held:
             self._hidden = _hidden.named(models, hidden)
             kept_bytes = sum(each.nbytes for each in hidden)
             is_much = kept_bytes > MUCH_KEPT * self._weight_bytes()
