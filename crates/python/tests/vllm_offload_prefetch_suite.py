@@ -78,7 +78,8 @@ class Sum(Layer):
         return x + sum(each.double().sum() for each in self.parameters())
 
 
-@pytest.mark.skipif(not hasattr(torch, "compile"), reason="PyTorch's graphs replay what was computed")
+# The fake's graphs replay nothing.
+@pytest.mark.real_torch
 @pytest.mark.parametrize(("count", "step"), [(5, 2), (7, 3), (4, 1), (2, 4)])
 def test_layers_in_a_graph_have_their_own_weights_in_each_replay(vllm: Vllm, count: int, step: int) -> None:
     def run(x: Any) -> Any:
