@@ -8,7 +8,6 @@
 mod bench;
 mod book;
 mod build;
-mod clients;
 mod console;
 mod dist;
 mod effort;
@@ -19,6 +18,7 @@ mod ptx;
 mod python;
 mod python_tests;
 mod release;
+mod rotation;
 mod steps;
 mod tally;
 mod test;
@@ -45,7 +45,7 @@ Commands:
                   ARGS go to `cargo test`: `cargo xtask test -- --package poorwill-core-tests pool`
   test --full     everything: usual cases of random tests (fewer over the fake library and on a GPU, as the
                   same code runs on the host device), long tests, rotation's page in a browser, every
-                  version of vLLM (another 0.5 GB), the Python package over PyTorch (0.9 GB to fetch,
+                  version of vLLM (another 0.7 GB), the Python package over PyTorch (0.9 GB to fetch,
                   once)
   test --rest     what --full has beyond a quick run that came before: what this left out, and again what
                   does more with the usual effort; of vLLM the contract with every version
@@ -59,6 +59,7 @@ Commands:
   vllm            the plugins for vLLM and SGLang against the sources of every version, fetched once (0.8 GB)
   clients         stock clients of OpenAI's and Anthropic's APIs against a rotation of mock engines: for Python (fetched
                   once), JavaScript, Java and a page in Chromium where these are here, and curl
+  engines         llama.cpp's server and an embedding server behind a rotation (fetched once, 0.15 GB)
   bench NAME [ARGS]
                   one benchmark, in release: alloc (allocating and freeing, beside a peer),
                   wake (on the host device, beside its limit)
@@ -106,7 +107,8 @@ fn main() -> ExitCode {
         Request::Dist => dist::run().map(drop),
         Request::Licenses => dist::licenses::write(),
         Request::Vllm => vllm::run(),
-        Request::Clients => clients::run().map(drop),
+        Request::Clients => rotation::clients().map(drop),
+        Request::Engines => rotation::engines().map(drop),
         Request::Lint => lint::run(),
         Request::Release => release::dry_run(),
         Request::Book => book::run().map(drop),
@@ -141,6 +143,7 @@ enum Request {
     Licenses,
     Vllm,
     Clients,
+    Engines,
     Lint,
     Book,
     Release,
@@ -181,6 +184,7 @@ impl Request {
             "licenses" => Request::Licenses,
             "vllm" => Request::Vllm,
             "clients" => Request::Clients,
+            "engines" => Request::Engines,
             "lint" => Request::Lint,
             "book" => Request::Book,
             "picture" => Request::Picture,

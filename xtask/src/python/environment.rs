@@ -191,7 +191,9 @@ mod tests {
 
     #[test]
     fn every_tool_has_one_version() {
-        for tools in [TOOLS, crate::dist::TOOLS, crate::clients::TOOLS, crate::ptx::TOOLS] {
+        for tools in
+            [TOOLS, crate::dist::TOOLS, crate::rotation::CLIENTS, crate::rotation::ENGINES, crate::ptx::TOOLS]
+        {
             let pinned = fs::read_to_string(workspace_root().join(tools.requirements)).unwrap();
             for line in pinned.lines().filter(|line| !line.starts_with('#')) {
                 assert!(line.contains("=="), "{line}");

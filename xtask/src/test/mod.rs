@@ -5,7 +5,7 @@
 //!   and the Python package's, with sources of the oldest and the newest vLLM, which are fetched once. Random tests
 //!   make a tenth of their usual cases.
 //! - `--full` runs everything: usual cases, long tests, all versions of vLLM, the page of rotation in a browser, stock
-//!   clients of a rotation, and the Python package over PyTorch itself.
+//!   clients and real engines of a rotation, and the Python package over PyTorch itself.
 //! - `--rest` is what a quick run leaves of `--full`: the tests that it did not run, among them those of other vLLMs,
 //!   and again those that scale with the effort. These include all on a GPU. `.ci/run` does one and then the other.
 //!
@@ -41,7 +41,7 @@ use crate::python_tests::{self, Tested};
 use crate::steps::{Failure, Step, note, say};
 use crate::tally::Tally;
 use crate::toolchain::target_folder;
-use crate::{clients, ptx};
+use crate::{ptx, rotation};
 
 /// Name of the programs whose tests may differ between devices.
 const PROMISES: &str = "promises";
@@ -107,7 +107,7 @@ pub(crate) fn run(tier: Tier) -> Result<(), Failure> {
     if tier == Tier::Quick {
         run.write_seen()?;
     } else {
-        run.clients();
+        run.rotation();
         run.kernels();
     }
     run.end(built.took, start.elapsed())
@@ -260,11 +260,14 @@ impl Run {
         }
     }
 
-    fn clients(&mut self) {
-        note("==> clients of a rotation");
-        match clients::run() {
-            Ok(why) => self.left_out.extend(why),
-            Err(failure) => self.note_failure("clients of a rotation", Err(failure)),
+    fn rotation(&mut self) {
+        let clients = ("clients of a rotation", rotation::clients as fn() -> _);
+        for (name, run) in [clients, ("engines of a rotation", rotation::engines)] {
+            note(&format!("==> {name}"));
+            match run() {
+                Ok(why) => self.left_out.extend(why),
+                Err(failure) => self.note_failure(name, Err(failure)),
+            }
         }
     }
 

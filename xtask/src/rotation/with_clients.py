@@ -9,21 +9,16 @@ import argparse
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import tempfile
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from service import HANGS_S, free_ports, running
+
 HERE = Path(__file__).parent
 KEY = "a-key-of-this-matrix"
-# Longer than any client takes on a slow machine.
-HANGS_S = 300
 
 CONFIG = """
 [front]
@@ -51,17 +46,6 @@ command = [{poorwill}, "mock-engine", "--listen", "127.0.0.1:{port}", "--model",
 """
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that are free now."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
 @contextmanager
 def rotation(poorwill: Path, access: str) -> Iterator[tuple[str, str]]:
     """A running rotation; gives the addresses of the front and of its first engine."""
@@ -69,37 +53,8 @@ def rotation(poorwill: Path, access: str) -> Iterator[tuple[str, str]]:
     text = CONFIG.format(front=front, control=control, access=access)
     for name, port in zip(["amber", "birch"], engines, strict=True):
         text += MODEL.format(name=name, port=port, poorwill=json.dumps(str(poorwill)))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rotate.toml"
-        path.write_text(text)
-        log_path = Path(folder) / "log"
-        with log_path.open("wb") as log:
-            service = subprocess.Popen(
-                [poorwill, "rotate", "--config", path],
-                env={**os.environ, "POORWILL_CLIENTS_KEY": KEY},
-                stdout=log,
-                stderr=log,
-            )
-            try:
-                base = f"http://127.0.0.1:{front}"
-                wait_for(f"{base}/health", service, log_path)
-                yield base, f"http://127.0.0.1:{engines[0]}"
-            finally:
-                service.terminate()
-                service.wait(HANGS_S)
-
-
-def wait_for(url: str, service: "subprocess.Popen[bytes]", log: Path) -> None:
-    until = time.monotonic() + HANGS_S
-    while time.monotonic() < until:
-        if service.poll() is not None:
-            break
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.05)
-    raise SystemExit(f"the rotation did not begin; its log:\n{log.read_text()}")
+    with running(poorwill, text, front, {"POORWILL_CLIENTS_KEY": KEY}):
+        yield f"http://127.0.0.1:{front}", f"http://127.0.0.1:{engines[0]}"
 
 
 def clients(arguments: argparse.Namespace) -> Iterator[tuple[str, list[str] | None, str]]:
