@@ -99,6 +99,7 @@ mod linux {
             }
             warnings.extend(problems);
             warnings.extend(warnings_of(&id, &memory, slice));
+            warnings.extend(gpu.integrated.then(|| shared_memory_warning(&id)));
 
             let measured = device.and_then(|device| self.measure(device, &memory));
             let address = gpu.pci_bus_id.parse::<PciAddress>().ok();
@@ -155,6 +156,13 @@ mod linux {
             }
             link::measure(device, SAMPLE_BYTES).map_err(|error| error.to_string())
         }
+    }
+
+    fn shared_memory_warning(id: &str) -> String {
+        format!(
+            "{id} shares the computer's memory: a sleep at level 1 gives back nothing of what it backs up, unless \
+             backups go to a disk (POORWILL_DISK); level 2 keeps none"
+        )
     }
 
     fn slow_link(id: &str, link: PciLink) -> Option<String> {
