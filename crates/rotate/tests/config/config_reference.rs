@@ -57,7 +57,6 @@ fn page() -> String {
     assert_eq!((config.memory, limits.release), (MemorySource::Devices(DeviceDriver::Any), limits.find_memory));
     let gpus: Vec<usize> = rules.gpus.iter().map(|gpu| gpu.0).collect();
     let hibernate = Hibernate::default();
-    let name_of = |text: String| text.to_lowercase();
     let sections: Vec<(&str, &str, Vec<Key>)> = vec![
         (
             "Top level",
