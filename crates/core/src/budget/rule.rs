@@ -221,7 +221,8 @@ fn report(reading: &Reading, total_bytes: Option<u64>) -> Source {
         }
     };
     let reserve = (reading.source == SourceName::SystemTotal).then(|| plausible_total(reading)).flatten();
-    let reserve = reserve.map(|bytes| format!("less {} for the system", ByteSize(system_reserve_bytes(bytes))));
+    let reserve =
+        reserve.map(|bytes| format!("less {} for the system", ByteSize(system_reserve_bytes(bytes))));
     let notes: Vec<String> = remark.into_iter().chain(reserve).chain(reading.note.clone()).collect();
     let note = (!notes.is_empty()).then(|| notes.join("; "));
     Source { name: reading.source, bytes, note, is_odd }
@@ -356,12 +357,7 @@ mod tests {
     fn the_system_of_shared_memory_keeps_a_reserve() {
         // As on a machine of 121 GiB that has 21.7 available: its GPU may have no more than 17.7 of them.
         let computer = |free: u64, available: u64| {
-            [
-                (CudaTotal, 121 * GIB),
-                (CudaFree, free),
-                (SystemTotal, 121 * GIB),
-                (SystemAvailable, available),
-            ]
+            [(CudaTotal, 121 * GIB), (CudaFree, free), (SystemTotal, 121 * GIB), (SystemAvailable, available)]
         };
         let whole = decide(&computer(100 * GIB, 110 * GIB), 0, "");
         assert_eq!(figures(&whole), (Some(SystemTotal), Some(117 * GIB), Some(106 * GIB)));
@@ -373,7 +369,8 @@ mod tests {
             let budget = decide(&computer(free * GIB, available * GIB), 0, "");
             assert_eq!(budget.headroom_bytes, Some(headroom * GIB), "{free} and {available}");
         }
-        let small = decide(&[(CudaTotal, 8 * GIB), (SystemTotal, 8 * GIB), (SystemAvailable, 6 * GIB)], 0, "");
+        let small =
+            decide(&[(CudaTotal, 8 * GIB), (SystemTotal, 8 * GIB), (SystemAvailable, 6 * GIB)], 0, "");
         assert_eq!((small.budget_bytes, small.headroom_bytes), (Some(7 * GIB), Some(5 * GIB)));
     }
 

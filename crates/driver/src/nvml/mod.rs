@@ -384,8 +384,7 @@ mod tests {
             (Handle::Gpu, None, false),
             (Handle::MigInstance, None, false),
         ] {
-            let memory =
-                NvmlMemory { handle, mig_mode, memory: Err(String::new()), has_no_figures: false };
+            let memory = NvmlMemory { handle, mig_mode, memory: Err(String::new()), has_no_figures: false };
             assert_eq!(memory.is_mig_parent(), expected, "{memory:?}");
         }
     }

@@ -99,9 +99,7 @@ impl Devices {
         let files = self.files.clone();
         Ok(match self.driver {
             DeviceDriver::Any => return self.find_any(),
-            DeviceDriver::Nvml => {
-                Box::new(Gpus::open().map_err(|error| format!("{error}; {HELP}"))?)
-            }
+            DeviceDriver::Nvml => Box::new(Gpus::open().map_err(|error| format!("{error}; {HELP}"))?),
             DeviceDriver::Amdgpu => Box::new(Amdgpu(files)),
             DeviceDriver::Intel { total_bytes } => Box::new(Intel { files, total_bytes }),
             DeviceDriver::Unified => Box::new(Unified(files)),

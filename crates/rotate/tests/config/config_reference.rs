@@ -54,7 +54,10 @@ fn page() -> String {
     let traced = "[traces]\nendpoint = \"http://127.0.0.1:4318/v1/traces\"\n";
     let traces = parse(&format!("{traced}[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:8000\"\n"));
     let traces = traces.unwrap().traces.unwrap();
-    assert_eq!((config.memory, limits.release), (MemorySource::Devices(DeviceDriver::Any), limits.find_memory));
+    assert_eq!(
+        (config.memory, limits.release),
+        (MemorySource::Devices(DeviceDriver::Any), limits.find_memory)
+    );
     let gpus: Vec<usize> = rules.gpus.iter().map(|gpu| gpu.0).collect();
     let hibernate = Hibernate::default();
     let sections: Vec<(&str, &str, Vec<Key>)> = vec![

@@ -114,10 +114,7 @@ fn cards_of_amdgpu_are_in_the_order_of_their_addresses() {
     tree.card(2, "xe", "0000:01:00.0");
     tree.put("sys/class/drm/version", "drm 1.1.0\n");
     let meter = tree.meter(DeviceDriver::Amdgpu);
-    assert_eq!(
-        measured(&meter, &[1, 0]),
-        Ok(vec![memory(19 * GIB, 24 * GIB), memory(16 * GIB, 16 * GIB)])
-    );
+    assert_eq!(measured(&meter, &[1, 0]), Ok(vec![memory(19 * GIB, 24 * GIB), memory(16 * GIB, 16 * GIB)]));
     tree.put(&format!("{late}/mem_info_vram_used"), format!("{}\n", 6 * GIB));
     assert_eq!(measured(&meter, &[1]), Ok(vec![memory(18 * GIB, 24 * GIB)]), "it is measured each time");
     tree.refused(DeviceDriver::Amdgpu, 2, &["cannot measure GPU 2", "amdgpu has 2 GPUs", "none at 2"]);

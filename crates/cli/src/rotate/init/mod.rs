@@ -100,11 +100,7 @@ fn drafted(engines: &[RunningEngine], gpus: &Result<Gpus, GpusError>, others: &[
     draft
 }
 
-fn head(
-    engines: &[RunningEngine],
-    gpus: &Result<Gpus, GpusError>,
-    others: &[GpuMemory],
-) -> Vec<String> {
+fn head(engines: &[RunningEngine], gpus: &Result<Gpus, GpusError>, others: &[GpuMemory]) -> Vec<String> {
     let mut notes =
         vec!["A rotation: these models share the GPUs, and take turns. `poorwill rotate check --config FILE` checks \
               this file, and `poorwill rotate --config FILE` serves it."

@@ -173,7 +173,11 @@ fn declared_needs_decide_who_is_awake() {
         fixture.say(asked, "Tell me of a tree.");
         is_stage(&fixture, &rotator, asked, "ready");
         let stage = &fixture.now(other)["stage"];
-        assert!(["cold", "asleep"].contains(&stage.as_str().unwrap()), "{other} is {stage}\n{}", rotator.log());
+        assert!(
+            ["cold", "asleep"].contains(&stage.as_str().unwrap()),
+            "{other} is {stage}\n{}",
+            rotator.log()
+        );
         let gpu = &fixture.status()["gpus"][0];
         assert_eq!(gpu["is_measured"], json!(false), "{gpu}");
         assert_eq!((&gpu["total_bytes"], &gpu["free_bytes"]), (&json!(128 << 20), &json!(48 << 20)), "{gpu}");

@@ -82,7 +82,11 @@ fn backups_on_a_disk_give_memory_back() {
     let folder = tempfile::tempdir().unwrap();
     let on_disk = || Config::on(gpu()).limited_to(GIB).spilling_to(DiskConfig::in_folder(folder.path()));
     let arena = loaded(on_disk());
-    assert_eq!(arena.driver().host_memory().limit_bytes, Some(GIB), "by default no more is held beside a disk");
+    assert_eq!(
+        arena.driver().host_memory().limit_bytes,
+        Some(GIB),
+        "by default no more is held beside a disk"
+    );
     drop(arena);
     let held_max_bytes = 160 * MIB;
     let arena = loaded(on_disk().backing_up_in(HostMemoryUse::default().limited_to(held_max_bytes)));
