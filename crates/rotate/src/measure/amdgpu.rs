@@ -13,7 +13,7 @@ use poorwill::gpus;
 
 use super::GpuMemory;
 use super::devices::DeviceMemory;
-use super::files::{Card, Files, required};
+use super::files::{DrmCard, Files, required};
 use poorwill_rotation_policy::Gpu;
 
 pub(super) const DRIVERS: &[&str] = &["amdgpu"];
@@ -44,7 +44,7 @@ impl DeviceMemory for Amdgpu {
 }
 
 impl Amdgpu {
-    fn memory_of(&self, card: &Card) -> Result<GpuMemory, String> {
+    fn memory_of(&self, card: &DrmCard) -> Result<GpuMemory, String> {
         let device = card.folder.join("device");
         let vram = part(&device, "vram")?;
         if !is_apu(&device.join("gpu_metrics"))? {

@@ -13,7 +13,7 @@ const FIGURES: [&str; 3] = ["drm-resident-", "drm-memory-", "drm-total-"];
 
 /// A client of a DRM driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Client {
+pub(super) struct DrmClient {
     pci_address: String,
     id: u64,
     /// By figure and region, such as `drm-resident-vram0`.
@@ -21,7 +21,7 @@ pub(super) struct Client {
 }
 
 /// All clients of the GPU at this PCI address.
-pub(super) fn clients(files: &Files, pci_address: &str) -> Result<Vec<Client>, String> {
+pub(super) fn clients(files: &Files, pci_address: &str) -> Result<Vec<DrmClient>, String> {
     let (mut clients, mut seen) = (Vec::new(), BTreeSet::new());
     for pid in names(&files.path("/proc"))? {
         if !pid.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -43,7 +43,7 @@ pub(super) fn clients(files: &Files, pci_address: &str) -> Result<Vec<Client>, S
     Ok(clients)
 }
 
-impl Client {
+impl DrmClient {
     /// What it holds of the regions whose names begin so; `None` if the driver keeps no figure of any.
     pub(super) fn held_bytes(&self, regions: &[&str]) -> Option<u64> {
         FIGURES.iter().find_map(|figure| {
@@ -57,7 +57,7 @@ impl Client {
 }
 
 /// `None` for a descriptor that is no client's.
-fn client(text: &str) -> Option<Client> {
+fn client(text: &str) -> Option<DrmClient> {
     let fields = text.lines().filter_map(|line| line.split_once(':'));
     let fields: BTreeMap<&str, &str> = fields.map(|(key, value)| (key.trim(), value.trim())).collect();
     let pci_address = fields.get("drm-pdev")?.to_ascii_lowercase();
@@ -65,7 +65,7 @@ fn client(text: &str) -> Option<Client> {
     let is_figure = |key: &str| FIGURES.iter().any(|figure| key.starts_with(figure));
     let bytes = fields.iter().filter(|(key, _)| is_figure(key));
     let bytes = bytes.filter_map(|(key, value)| Some(((*key).to_owned(), size(value)?))).collect();
-    Some(Client { pci_address, id, bytes })
+    Some(DrmClient { pci_address, id, bytes })
 }
 
 /// `0`, `192 KiB` or `16 MiB`.

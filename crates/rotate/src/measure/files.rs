@@ -12,7 +12,7 @@ pub(super) struct Files {
 
 /// A graphics card of one of the kernel's drivers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Card {
+pub(super) struct DrmCard {
     /// Such as `/sys/class/drm/card1`.
     pub(super) folder: PathBuf,
     /// As the kernel writes it: `0000:03:00.0`.
@@ -39,7 +39,7 @@ impl Files {
     }
 
     /// The cards of these drivers, in the order of their PCI addresses.
-    pub(super) fn cards(&self, drivers: &[&str]) -> Result<Vec<Card>, String> {
+    pub(super) fn cards(&self, drivers: &[&str]) -> Result<Vec<DrmCard>, String> {
         let mut cards = Vec::new();
         for name in names(&self.path("/sys/class/drm"))? {
             // Connectors are `card0-DP-1`.
@@ -53,7 +53,7 @@ impl Files {
             let value = |key: &str| device.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
             let driver = value("DRIVER").unwrap_or_default();
             if let (true, Some(address)) = (drivers.contains(&driver), value("PCI_SLOT_NAME")) {
-                cards.push(Card { folder, pci_address: address.to_ascii_lowercase() });
+                cards.push(DrmCard { folder, pci_address: address.to_ascii_lowercase() });
             }
         }
         // Domains have four digits or more.

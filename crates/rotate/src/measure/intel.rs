@@ -6,7 +6,7 @@
 use super::GpuMemory;
 use super::devices::DeviceMemory;
 use super::fdinfo;
-use super::files::{Card, Files, names, number};
+use super::files::{DrmCard, Files, names, number};
 use poorwill_rotation_policy::Gpu;
 
 pub(super) const DRIVERS: &[&str] = &["xe", "i915"];
@@ -41,7 +41,7 @@ impl DeviceMemory for Intel {
 }
 
 impl Intel {
-    fn used_bytes(&self, card: &Card) -> Result<u64, String> {
+    fn used_bytes(&self, card: &DrmCard) -> Result<u64, String> {
         let address = &card.pci_address;
         let mut used_bytes = 0_u64;
         for client in fdinfo::clients(&self.files, address)? {
@@ -59,7 +59,7 @@ impl Intel {
 }
 
 /// Each tile has its own, and older drivers report the sum.
-fn total_bytes(card: &Card) -> Result<u64, String> {
+fn total_bytes(card: &DrmCard) -> Result<u64, String> {
     let device = card.folder.join("device");
     let mut sum = None;
     for name in names(&device)?.iter().filter(|name| name.starts_with("tile")) {

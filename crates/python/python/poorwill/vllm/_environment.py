@@ -54,8 +54,8 @@ class Environment:
     """Whether the weights are backed up in the background once the engine has started; by default, unless the
     GPU shares the computer's memory"""
     keep_backups: bool | None = None
-    """Whether backups stay in host memory after a wake, so that the next sleep copies only what changed; by
-    default, unless the GPU shares the computer's memory"""
+    """Whether backups stay in host memory after a wake, for the next sleep; by default, unless
+    the GPU shares the computer's memory"""
     keep_awake: tuple[str, ...] = ()
     """Tags that no sleep of the engine touches: `weights` where a trainer in the process shares them"""
     compress: Literal["auto", "off", "always"] = "auto"
