@@ -179,7 +179,7 @@ report! {
     planned_release_bytes: u64 = |it| it.planned_release_bytes;
     /// Actual release: less `shared_backup_bytes`.
     released_bytes: u64 = |it| it.released_bytes;
-    /// Taken by backups from the memory that the device shares with the computer; 0 where it has its own.
+    /// Taken by backups from memory that the device shares with the computer; 0 where it has its own.
     shared_backup_bytes: u64 = |it| it.shared_backup_bytes;
     /// Evidence: "confirmed" by the driver's figure, or only the "ledger" of calls.
     release: String = |it| it.release.name().to_owned();

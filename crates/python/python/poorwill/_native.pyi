@@ -837,7 +837,7 @@ class SleepReport:
         """Actual release: less `shared_backup_bytes`."""
     @property
     def shared_backup_bytes(self) -> int:
-        """Taken by backups from the memory that the device shares with the computer; 0 where it has its own."""
+        """Taken by backups from memory that the device shares with the computer; 0 where it has its own."""
     @property
     def release(self) -> Literal["confirmed", "ledger", "shortfall"]:
         """Evidence: "confirmed" by the driver's figure, or only the "ledger" of calls."""
