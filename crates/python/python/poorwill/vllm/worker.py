@@ -169,7 +169,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         if arena.shares_host_memory and not self._environment.disk:
             logger.warning(
                 "%s shares the computer's memory, so a sleep at level 1 gives back the KV cache alone: "
-                "backups of the rest take what it releases. Sleep at level 2, or set %s to a folder on a disk",
+                "backups of the rest take what it releases. Sleep at level 2, or set %s",
                 arena.device,
                 _environment.DISK,
             )
