@@ -7,7 +7,7 @@ from vllm_engines import Start
 
 
 def test_backups_are_neither_prepared_nor_kept(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, "vllm.poorwill"):
         engine = start().start()
     assert engine.arena.shares_host_memory
     assert "shares the computer's memory" in caplog.text
@@ -27,7 +27,7 @@ def test_backups_are_neither_prepared_nor_kept(start: Start, caplog: pytest.LogC
 
 
 def test_what_is_set_is_done_with_a_warning(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, "vllm.poorwill"):
         engine = start(POORWILL_PREPARE="1", POORWILL_KEEP_BACKUPS="1").start()
     engine.prepared()
     assert "POORWILL_PREPARE=1 backs up the weights in the memory that cuda:0 shares" in caplog.text
