@@ -11,8 +11,12 @@
 //! }
 //! ```
 
+use std::path::Path;
+
 use poorwill_core::ByteSize;
+use poorwill_core::budget::system_reserve_bytes;
 use poorwill_driver::nvml::{GpuProcess as NvmlProcess, Nvml};
+use poorwill_driver::system::System;
 
 /// NVML, loaded.
 ///
@@ -106,6 +110,35 @@ pub enum GpusError {
         /// The reason.
         reason: String,
     },
+    /// The GPU shares the computer's memory, of which the system does not report enough.
+    #[error("{file} does not report the memory that the GPU shares: MemTotal and MemAvailable are needed")]
+    Computer {
+        /// The file.
+        file: String,
+    },
+}
+
+/// The memory of a GPU that shares the computer's: what is available there, less a
+/// [reserve](system_reserve_bytes) for the system. `root` is where `/proc` is.
+///
+/// ```
+/// let memory = poorwill::gpus::unified_memory("/".as_ref())?;
+/// assert!(memory.free_bytes <= memory.total_bytes);
+/// # Ok::<(), poorwill::gpus::GpusError>(())
+/// ```
+///
+/// # Errors
+/// [`GpusError::Computer`].
+pub fn unified_memory(root: &Path) -> Result<GpuMemory, GpusError> {
+    let system = System::at(root);
+    let (Some(computer_bytes), Some(available_bytes)) =
+        (system.memory().total_bytes, system.available_bytes())
+    else {
+        return Err(GpusError::Computer { file: root.join("proc/meminfo").display().to_string() });
+    };
+    let reserve_bytes = system_reserve_bytes(computer_bytes);
+    let total_bytes = computer_bytes.saturating_sub(reserve_bytes);
+    Ok(GpuMemory { total_bytes, free_bytes: available_bytes.saturating_sub(reserve_bytes).min(total_bytes) })
 }
 
 impl Gpus {
@@ -144,7 +177,7 @@ impl Gpus {
         index.ok_or(GpusError::Absent { position, count })
     }
 
-    /// The memory of a GPU now.
+    /// The memory of a GPU now: [the computer's](unified_memory) where NVML has no figures, as of a GPU that shares it.
     ///
     /// # Errors
     /// Without such a GPU, or without its figures.
@@ -155,6 +188,9 @@ impl Gpus {
         let known = known.ok_or_else(|| unreadable(format!("it no longer knows {uuid}")))?;
         if known.is_mig_parent() {
             return Err(GpusError::Partitioned { position });
+        }
+        if known.has_no_figures {
+            return unified_memory(Path::new("/"));
         }
         let memory = known.memory.map_err(unreadable)?;
         let (free_bytes, total_bytes) = (memory.free_bytes, memory.total_bytes);

@@ -27,6 +27,11 @@ use crate::deferred::{DeferredFree, Kept};
 use crate::device::DeviceSpec;
 use crate::unknown_budget::UnknownBudget;
 
+/// Backups beside a disk where a device shares the computer's memory, unless the caller sets a limit. Enough for those
+/// on their way to the disk; what it holds more would only be taken from the device.
+#[cfg(target_os = "linux")]
+const SHARED_BACKUP_BYTES_MAX: u64 = 1 << 30;
+
 /// Why a device, or an arena on it, was not opened. The message names the next step; [`chain`](crate::chain)
 /// adds the causes.
 ///
@@ -145,7 +150,8 @@ pub struct DeviceOptions {
     pub host_memory: HostMemoryUse,
     /// Other GPUs with access.
     pub peers: Peers,
-    /// Where backups go that host memory cannot hold.
+    /// Where backups go that host memory cannot hold. A device that shares the computer's memory then holds no more
+    /// than 1 GiB of them there, unless `host_memory` has a limit.
     pub disk: Option<DiskConfig>,
 }
 
@@ -232,6 +238,10 @@ impl Device {
     pub fn open_with(spec: &DeviceSpec, options: impl Into<DeviceOptions>) -> Result<Self, OpenError> {
         let mut options = options.into();
         let failed = |source| OpenError::Device { device: spec.clone(), source };
+        #[cfg(target_os = "linux")]
+        if options.disk.is_some() && options.host_memory.limit_bytes.is_none() && shares_host_memory(spec) {
+            options.host_memory.limit_bytes = Some(SHARED_BACKUP_BYTES_MAX);
+        }
         let disk = options.disk.take().map(|config| open_disk(&config)).transpose().map_err(failed)?;
         let backend = Backend::open(spec, options).map_err(failed)?;
         Ok(Self {
@@ -393,6 +403,15 @@ impl Device {
     #[cfg(target_os = "linux")]
     pub(crate) fn sees_all_memory(&self) -> bool {
         matches!(self.spec, DeviceSpec::Host { .. })
+    }
+}
+
+/// Opening it says what fails.
+#[cfg(target_os = "linux")]
+fn shares_host_memory(spec: &DeviceSpec) -> bool {
+    match spec {
+        DeviceSpec::Host { .. } => false,
+        DeviceSpec::Cuda { ordinal } => cuda::gpu(None, *ordinal).is_ok_and(|gpu| gpu.integrated),
     }
 }
 

@@ -127,8 +127,8 @@ impl ArenaOptions {
         DeviceOptions::default().backing_up_in(self.host_memory).open_to(peers).spilling_to(self.disk.clone())
     }
 
-    fn keeps_backups(&self) -> bool {
-        self.keep_backups.unwrap_or(PoolConfig::default().keep_backups)
+    fn keeps_backups_on(&self, device: &Device) -> bool {
+        PoolConfig::default().keeping_backups(self.keep_backups).keeps_backups_on(device.driver().info())
     }
 
     fn compresses(&self) -> Compress {
@@ -236,7 +236,7 @@ impl DeviceSlot {
             name: options.name.clone(),
             device: device.spec().clone(),
             limit: options.limit,
-            keep_backups: options.keeps_backups(),
+            keep_backups: options.keeps_backups_on(&device),
             compress: options.compresses(),
             opened: Mutex::new(Some(opened)),
             slot: Arc::clone(self),
@@ -313,7 +313,7 @@ impl Opened {
         let limit_bytes = options.limit.map(|limit| limited(limit, &envelope));
         let pool = PoolConfig::default()
             .limited_to(limit_bytes)
-            .keeping_backups(options.keeps_backups())
+            .keeping_backups(options.keep_backups)
             .compressing(options.compresses());
         Ok(Self {
             name: options.name.clone(),

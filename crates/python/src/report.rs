@@ -161,7 +161,11 @@ report! {
     SleepReport of poorwill::SleepReport, shown by |it| {
         let [released, copied] = [it.released_bytes, it.copied_bytes].map(ByteSize);
         let (level, tags, how) = (it.level, listed(&it.tags), it.release.name());
-        format!("level {level} of {tags}: {released} released ({how}), {copied} copied, {:.3} s", it.seconds)
+        let shared = match it.shared_backup_bytes {
+            0 => String::new(),
+            bytes => format!("; backups took {} of the same memory", ByteSize(bytes)),
+        };
+        format!("level {level} of {tags}: {released} released ({how}){shared}, {copied} copied, {:.3} s", it.seconds)
     };
     /// Requested level; 2 for a discard.
     level: u8 = |it| it.level.number();
@@ -173,8 +177,10 @@ report! {
     seconds: f64 = |it| it.seconds;
     /// Planned release.
     planned_release_bytes: u64 = |it| it.planned_release_bytes;
-    /// Actual release.
+    /// Actual release: less `shared_backup_bytes`.
     released_bytes: u64 = |it| it.released_bytes;
+    /// Taken by backups from memory that the device shares with the computer; 0 where it has its own.
+    shared_backup_bytes: u64 = |it| it.shared_backup_bytes;
     /// Evidence: "confirmed" by the driver's figure, or only the "ledger" of calls.
     release: String = |it| it.release.name().to_owned();
     /// Copied to host memory.

@@ -162,7 +162,8 @@ def settings() -> list[Setting]:
                 if isinstance(node, ast.Name) and node.id in variables
             )
         )
-        shown = {"False": "`0`", "True": "`1`", "None": "none", "()": "none"}.get(
+        unset = "by the GPU" if call.func.id == "_switch" else "none"
+        shown = {"False": "`0`", "True": "`1`", "None": unset, "()": "none"}.get(
             default, f"`{default.strip(chr(39))}`"
         )
         found.append(Setting(str(variables[constant]), call.func.id, shown.replace('"', ""), meaning))

@@ -65,8 +65,9 @@ def test_without_settings_everything_has_a_default() -> None:
     read = _environment.read({})
     assert read == _environment.Environment()
     assert (read.sleep_mode, read.budget, read.host_budget_bytes) == (False, None, None)
-    assert (read.pageable, read.prepare, read.wake_timeout_s) == (False, True, 2.0)
-    assert (read.keep_backups, read.keep_awake, read.compress) == (True, (), "auto")
+    assert (read.pageable, read.prepare) == (False, None)
+    assert read.wake_timeout_s == 2.0
+    assert (read.keep_backups, read.keep_awake, read.compress) == (None, (), "auto")
     assert (read.disk, read.disk_limit_bytes) == (None, None)
     assert _environment.read({name: " " for name in VARIABLES}) == read
 

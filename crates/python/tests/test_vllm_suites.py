@@ -20,6 +20,7 @@ SUITES = (
     *("vllm_hidden_suite", "vllm_budget_suite", "vllm_graphs_suite", "vllm_connectors_suite"),
     *("vllm_record_suite", "vllm_reports_suite"),
     *("vllm_starts_suite", "vllm_others_suite"),
+    "vllm_unified_suite",
 )
 # What a quick run has of them: starting, sleeping and waking in the newest, and how each of them ends.
 QUICK = {
@@ -27,6 +28,7 @@ QUICK = {
     ("vllm_unwritten_suite", RUN[-1]),
     ("vllm_hidden_suite", RUN[-1]),
     ("vllm_allocator_suite", RUN[-1]),
+    ("vllm_unified_suite", RUN[-1]),
     ("vllm_ends_suite", RUN[0]),
     ("vllm_connectors_suite", RUN[0]),
     *((suite, version) for suite in ("vllm_starts_suite", "vllm_others_suite") for version in RUN),
@@ -51,6 +53,8 @@ def test_a_worker_over_the_fakes(
             monkeypatch.delenv(name)
     if suite == "vllm_starts_suite":
         fake = {**fake, **nvml_beside(fake)}
+    if suite == "vllm_unified_suite":
+        fake = {**fake, "POORWILL_FAKE_CUDA_SIMULATE": "0:integrated=1,0:capability=12.1"}
     # A process can have only so many arenas with tags.
     run_suite(subtests, [suite], *FAKES, "-p", "vllm_engines", "-k", version, environment=fake)
 
@@ -59,7 +63,7 @@ if OTHERS:
 
     @pytest.mark.every_minor
     @pytest.mark.parametrize("version", OTHERS)
-    @pytest.mark.parametrize("suite", [*SUITES[:3], *SUITES[-2:]])
+    @pytest.mark.parametrize("suite", [*SUITES[:3], *SUITES[-3:-1]])
     def test_a_worker_of_any_version(
         subtests: pytest.Subtests,
         suite: str,

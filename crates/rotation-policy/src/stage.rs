@@ -74,6 +74,19 @@ impl StageName {
         Self::Quarantined,
     ];
 
+    /// Whether its engine may hold what it needs awake.
+    #[must_use]
+    pub const fn holds_memory(self) -> bool {
+        match self {
+            Self::Waking | Self::Starting | Self::Confirming | Self::Canary | Self::Measuring => true,
+            Self::Ready | Self::Draining | Self::MeasuringBeforeSleep | Self::FallingAsleep => true,
+            Self::Stopping => true,
+            Self::Unknown | Self::Cold | Self::Asleep | Self::Hibernating | Self::Quarantined => false,
+            Self::Probing | Self::FindingMemory | Self::Resuming => false,
+            Self::ReleasingMemory | Self::GoingIntoHibernation => false,
+        }
+    }
+
     /// Its text in JSON and metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {

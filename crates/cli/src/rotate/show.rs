@@ -49,7 +49,13 @@ pub(crate) fn status_text(status: &Value) -> String {
     let mut gpus = table(["GPU", "total", "free", "promised"]);
     for gpu in status["gpus"].as_array().into_iter().flatten() {
         let bytes = |key: &str| gpu[key].as_u64().map_or_else(|| "not known".to_owned(), size);
-        gpus.add_row([text(&gpu["gpu"]), bytes("total_bytes"), bytes("free_bytes"), bytes("promised_bytes")]);
+        let declared = if gpu["is_measured"] == false { " (declared, not measured)" } else { "" };
+        gpus.add_row([
+            format!("{}{declared}", text(&gpu["gpu"])),
+            bytes("total_bytes"),
+            bytes("free_bytes"),
+            bytes("promised_bytes"),
+        ]);
     }
     for column in gpus.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);

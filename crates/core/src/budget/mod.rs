@@ -12,6 +12,8 @@
 //! - The **budget** is the total, or a smaller [`Cap`]: bytes, or a share *of the total*, not of the GPU.
 //! - The **headroom** is the smaller of free memory and unused budget.
 //!
+//! Where a device shares the computer's memory, [`system_reserve_bytes`] of it stay with the system.
+//!
 //! Nothing here queries a machine: `poorwill::budget` does.
 
 mod cap;
@@ -21,5 +23,5 @@ mod source;
 
 pub use cap::{Cap, InvalidCap, Share};
 pub use envelope::{BudgetBasis, Claim, ClaimError, Claimed, Envelope, InUse};
-pub use rule::{Budget, PLAUSIBLE_BYTES_MAX};
+pub use rule::{Budget, PLAUSIBLE_BYTES_MAX, system_reserve_bytes};
 pub use source::{Figure, Reading, Source, SourceName};

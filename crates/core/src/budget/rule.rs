@@ -9,8 +9,28 @@ use crate::bytes::ByteSize;
 /// No device has that much, except the host device.
 pub const PLAUSIBLE_BYTES_MAX: u64 = 1 << 50;
 
+/// Most that stays with the operating system, the desktop and the engines' own processes where a device shares the
+/// computer's memory. What is taken beyond it does not fail: such a machine swaps, and then hangs.
+const SYSTEM_RESERVE_BYTES_MAX: u64 = 4 << 30;
+
+/// The part of a small computer's memory that stays, up to that.
+const SYSTEM_RESERVE_PART: u64 = 8;
+
 /// From here on an unsigned figure has gone below zero.
 const UNDERFLOW_BYTES_MIN: u64 = 1 << 63;
+
+/// What stays with the system of a computer whose memory a device shares: 4 GiB, or an eighth where that is less.
+///
+/// ```
+/// use poorwill::budget::system_reserve_bytes;
+///
+/// assert_eq!(system_reserve_bytes(121 << 30), 4 << 30);
+/// assert_eq!(system_reserve_bytes(8 << 30), 1 << 30);
+/// ```
+#[must_use]
+pub fn system_reserve_bytes(computer_bytes: u64) -> u64 {
+    (computer_bytes / SYSTEM_RESERVE_PART).min(SYSTEM_RESERVE_BYTES_MAX)
+}
 
 /// How much of a device this process may use, and by which source.
 ///
@@ -52,15 +72,19 @@ impl Budget {
     /// Decides from readings in any order; of equal totals the first wins.
     #[must_use]
     pub fn decide(readings: &[Reading], process_used_bytes: Option<u64>, cap: Option<Cap>) -> Self {
-        let total =
-            least(readings.iter().filter_map(|reading| Some((plausible_total(reading)?, reading.source))));
+        let reserve_bytes = reserve_bytes(readings);
+        let total = least(readings.iter().filter_map(|reading| {
+            let bytes = plausible_total(reading)?;
+            let is_computers = reading.source == SourceName::SystemTotal;
+            Some((if is_computers { bytes.saturating_sub(reserve_bytes) } else { bytes }, reading.source))
+        }));
         let total_bytes = total.map(|(bytes, _)| bytes);
         let user = cap.map(|cap| User::of(cap, total));
         let user_total = user.as_ref().and_then(|user| Some((user.bytes?, SourceName::User)));
         // The user comes last: a cap of the whole total leaves the total's source as the winner.
         let budget = least(total.into_iter().chain(user_total));
         let budget_bytes = budget.map(|(bytes, _)| bytes);
-        let free_bytes = measured_free(readings, total_bytes);
+        let free_bytes = measured_free(readings, total_bytes, reserve_bytes);
         let unused_bytes =
             budget_bytes.map(|budget_bytes| budget_bytes.saturating_sub(process_used_bytes.unwrap_or(0)));
         let mut sources: Vec<Source> = readings.iter().map(|reading| report(reading, total_bytes)).collect();
@@ -140,14 +164,21 @@ fn total_anomaly(source: SourceName, bytes: u64) -> Option<&'static str> {
     }
 }
 
+/// What stays with the system: 0 unless the device shares the computer's memory.
+fn reserve_bytes(readings: &[Reading]) -> u64 {
+    let computer = readings.iter().find(|reading| reading.source == SourceName::SystemTotal);
+    computer.and_then(plausible_total).map_or(0, system_reserve_bytes)
+}
+
 /// The smallest free figure. A figure of the operating system means that the device shares the computer's
-/// memory. What the system could make available then counts too, unless a source reports an exceeded limit.
-fn measured_free(readings: &[Reading], total_bytes: Option<u64>) -> Option<u64> {
+/// memory. What the system could make available then counts too, unless a source reports an exceeded limit. The
+/// reserve is part of both.
+fn measured_free(readings: &[Reading], total_bytes: Option<u64>, reserve_bytes: u64) -> Option<u64> {
     let of = |names: &'static [SourceName]| {
         let named = readings.iter().filter(move |reading| names.contains(&reading.source));
         named.filter(|reading| reading.source.is_about_free())
     };
-    let least_of = |names| of(names).filter_map(|reading| free(reading, total_bytes)).min();
+    let least_of = |names| of(names).filter_map(|reading| free(reading, total_bytes, reserve_bytes)).min();
     const DEVICE: &[SourceName] = &[SourceName::CapacityFree, SourceName::CudaFree, SourceName::NvmlFree];
     if of(DEVICE).any(|reading| is_over_limit(&reading.figure)) {
         return Some(0);
@@ -165,11 +196,14 @@ fn is_over_limit(figure: &Figure) -> bool {
     }
 }
 
-fn free(reading: &Reading, total_bytes: Option<u64>) -> Option<u64> {
+fn free(reading: &Reading, total_bytes: Option<u64>, reserve_bytes: u64) -> Option<u64> {
     match reading.figure {
         Figure::Bytes(u64::MAX) | Figure::None(_) => None,
         Figure::OverLimit(_) | Figure::Bytes(UNDERFLOW_BYTES_MIN..) => Some(0),
-        Figure::Bytes(bytes) => Some(total_bytes.map_or(bytes, |total_bytes| bytes.min(total_bytes))),
+        Figure::Bytes(bytes) => {
+            let left_bytes = bytes.saturating_sub(reserve_bytes);
+            Some(total_bytes.map_or(left_bytes, |total_bytes| left_bytes.min(total_bytes)))
+        }
     }
 }
 
@@ -186,7 +220,10 @@ fn report(reading: &Reading, total_bytes: Option<u64>) -> Source {
             (None, Some(format!("{reason}: more is in use than the limit allows, so nothing is free")), true)
         }
     };
-    let notes: Vec<String> = remark.into_iter().chain(reading.note.clone()).collect();
+    let reserve = (reading.source == SourceName::SystemTotal).then(|| plausible_total(reading)).flatten();
+    let reserve =
+        reserve.map(|bytes| format!("less {} for the system", ByteSize(system_reserve_bytes(bytes))));
+    let notes: Vec<String> = remark.into_iter().chain(reserve).chain(reading.note.clone()).collect();
     let note = (!notes.is_empty()).then(|| notes.join("; "));
     Source { name: reading.source, bytes, note, is_odd }
 }
@@ -213,7 +250,7 @@ mod tests {
     use super::*;
     use SourceName::{
         CgroupDmem, CgroupDmemFree, CudaFree, CudaTotal, DeviceProperties, MemoryLimit, MpsLimit, NvmlFree,
-        NvmlTotal, SystemAvailable, User,
+        NvmlTotal, SystemAvailable, SystemTotal, User,
     };
 
     const GIB: u64 = 1 << 30;
@@ -314,6 +351,27 @@ mod tests {
         );
         // More used than the budget: nothing is left, and nothing wraps.
         assert_eq!(decide(&[(CudaTotal, GIB), (CudaFree, GIB)], 2 * GIB, "").headroom_bytes, Some(0));
+    }
+
+    #[test]
+    fn the_system_of_shared_memory_keeps_a_reserve() {
+        // As on a machine of 121 GiB that has 21.7 available: its GPU may have no more than 17.7 of them.
+        let computer = |free: u64, available: u64| {
+            [(CudaTotal, 121 * GIB), (CudaFree, free), (SystemTotal, 121 * GIB), (SystemAvailable, available)]
+        };
+        let whole = decide(&computer(100 * GIB, 110 * GIB), 0, "");
+        assert_eq!(figures(&whole), (Some(SystemTotal), Some(117 * GIB), Some(106 * GIB)));
+        assert_eq!(note(&whole, SystemTotal), "less 4 GiB for the system");
+        assert_eq!(whole.source(SystemTotal).unwrap().bytes, Some(121 * GIB), "figures stay as they were");
+        for (free, available, headroom) in
+            [(20, 21, 17), (21, 20, 17), (3, 2, 0), (0, 0, 0), (121, 121, 117), (500, 500, 117)]
+        {
+            let budget = decide(&computer(free * GIB, available * GIB), 0, "");
+            assert_eq!(budget.headroom_bytes, Some(headroom * GIB), "{free} and {available}");
+        }
+        let small =
+            decide(&[(CudaTotal, 8 * GIB), (SystemTotal, 8 * GIB), (SystemAvailable, 6 * GIB)], 0, "");
+        assert_eq!((small.budget_bytes, small.headroom_bytes), (Some(7 * GIB), Some(5 * GIB)));
     }
 
     #[test]

@@ -41,6 +41,8 @@ pub enum SourceName {
     SystemAvailable,
     /// The user's cap.
     User,
+    /// All memory of the computer; counts where the device shares it.
+    SystemTotal,
 }
 
 impl SourceName {
@@ -74,6 +76,7 @@ impl SourceName {
             Self::CgroupDmemFree => "cgroup_dmem_free",
             Self::SystemAvailable => "system_available",
             Self::User => "user",
+            Self::SystemTotal => "system_total",
         }
     }
 }

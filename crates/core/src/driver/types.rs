@@ -244,11 +244,13 @@ pub struct DeviceInfo {
     pub fast_digests: bool,
     /// Whether the device encodes and decodes granules faster than its link carries them.
     pub fast_codec: bool,
+    /// Whether its memory is the computer's, so that backups in host memory take what a sleep releases.
+    pub shares_host_memory: bool,
 }
 
 impl DeviceInfo {
-    /// A device with one stream each for copies, saves and digests, without kernel copies, and with slow
-    /// digests.
+    /// A device with memory of its own, one stream each for copies, saves and digests, without kernel copies, and
+    /// with slow digests.
     #[must_use]
     pub fn new(id: impl Into<String>, name: impl Into<String>, granule_bytes: u64, total_bytes: u64) -> Self {
         Self {
@@ -261,7 +263,15 @@ impl DeviceInfo {
             save_streams: 1,
             fast_digests: false,
             fast_codec: false,
+            shares_host_memory: false,
         }
+    }
+
+    /// Sets [`DeviceInfo::shares_host_memory`].
+    #[must_use]
+    pub fn sharing_host_memory(mut self, shares_host_memory: bool) -> Self {
+        self.shares_host_memory = shares_host_memory;
+        self
     }
 
     /// Sets [`DeviceInfo::copy_streams`].

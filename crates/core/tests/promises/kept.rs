@@ -37,7 +37,7 @@ impl World {
         });
         let driver: Arc<dyn Driver> = Arc::new(driver.with_info(|info| info.fast_digests = true));
         let mut config = PoolConfig::default().in_chunks_of(4).in_segments_of(8);
-        config.keep_backups = keeps;
+        config.keep_backups = Some(keeps);
         let pool = Pool::new(driver, storing.of(config)).unwrap();
         let tenant = Tenant::new(&Arc::new(pool), 7).storing(storing);
         Self { device, tenant, countdown, defined: None }

@@ -26,6 +26,7 @@ mod pressure;
 mod property;
 mod read_backup;
 mod retry;
+mod shared_memory;
 mod sizes;
 mod spans;
 mod spill;

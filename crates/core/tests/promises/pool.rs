@@ -425,6 +425,7 @@ fn reports_have_the_documented_shape() {
         "seconds",
         "planned_release_bytes",
         "released_bytes",
+        "shared_backup_bytes",
         "release",
         "copied_bytes",
         "unchanged_bytes",

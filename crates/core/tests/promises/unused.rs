@@ -387,7 +387,7 @@ proptest! {
         steps in proptest::collection::vec(step(), 10..80),
     ) {
         let mut config = PoolConfig::default().in_chunks_of(chunk_granules);
-        config.keep_backups = keeps;
+        config.keep_backups = Some(keeps);
         let mut world = World::new(storing, config);
         if is_viewable {
             world.tenant.pool.declare_backups(&Tag::weights(), StoredAs::Viewable).unwrap();

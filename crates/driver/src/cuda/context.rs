@@ -43,6 +43,7 @@ impl Context {
             pageable_because: None,
             node,
             releases_surplus: false,
+            is_shared: false,
             system: system.clone(),
         };
         let kept = Options {
@@ -50,6 +51,7 @@ impl Context {
             pageable_because: gpu.integrated.then(|| shares_memory.into()),
             node,
             releases_surplus: true,
+            is_shared: gpu.integrated,
             system,
         };
         let arena = |options| HostArena::new(owner, Box::new(Locked::new(&primary)), options);

@@ -164,7 +164,8 @@ impl CudaDevice {
             .copying_by_kernel(copy_kernel.is_ok())
             .saving_over(SAVE_STREAMS)
             .digesting_fast(digester.kernel().is_ok())
-            .encoding_fast(codec.kernels().is_ok() && pageable_because.is_none());
+            .encoding_fast(codec.kernels().is_ok() && pageable_because.is_none())
+            .sharing_host_memory(gpu.integrated);
         let state = CudaState::new(gpu.granule_bytes, Vm::new(&context, access));
         let queues = Arc::new(Queues::new(&context));
         let registrations = Registrations::of(&context);

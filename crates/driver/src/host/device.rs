@@ -143,6 +143,7 @@ impl HostDevice {
             pageable_because: Some("the host device copies from any memory alike".into()),
             node: None,
             releases_surplus: true,
+            is_shared: false,
             system: System::here(),
         };
         let name = format!("host device of {}", ByteSize(capacity_bytes));

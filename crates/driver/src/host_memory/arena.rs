@@ -43,6 +43,8 @@ pub(crate) struct Options {
     pub(crate) node: Option<u32>,
     /// Whether making slabs releases unused ones, which may wait for work on the device.
     pub(crate) releases_surplus: bool,
+    /// Whether it is the device's memory as well, so that the system keeps its reserve of both.
+    pub(crate) is_shared: bool,
     pub(crate) system: System,
 }
 
@@ -99,7 +101,7 @@ pub(crate) enum MemoryKind {
 
 impl HostArena {
     pub(crate) fn new(owner: Owner, backend: Box<dyn Backend>, options: Options) -> Arc<Self> {
-        let Options { config, pageable_because, node, releases_surplus, system } = options;
+        let Options { config, pageable_because, node, releases_surplus, is_shared, system } = options;
         let never = "page-locking was switched off (Pin::Never)".to_owned();
         let pageable_because = pageable_because.or((config.pin == Pin::Never).then_some(never));
         let pageable = OnceLock::new();
@@ -127,7 +129,7 @@ impl HostArena {
             pageable,
             checking: Mutex::new(()),
             released: Condvar::new(),
-            budget: Budget::new(config.limit_bytes, system),
+            budget: Budget::new(config.limit_bytes, is_shared, system),
             table: ManuallyDrop::new(Mutex::new(SlabTable::default())),
         })
     }

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use poorwill_core::ByteSize;
+use poorwill_core::budget::system_reserve_bytes;
 
 use crate::system::System;
 
@@ -28,6 +29,7 @@ const GROWTH_PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(super) struct Budget {
     limit_bytes: Option<u64>,
+    is_shared: bool,
     system: System,
     first_total: OnceLock<Option<u64>>,
 }
@@ -48,8 +50,15 @@ pub(super) struct Shortage {
 }
 
 impl Budget {
-    pub(super) fn new(limit_bytes: Option<u64>, system: System) -> Self {
-        Self { limit_bytes, system, first_total: OnceLock::new() }
+    pub(super) fn new(limit_bytes: Option<u64>, is_shared: bool, system: System) -> Self {
+        Self { limit_bytes, is_shared, system, first_total: OnceLock::new() }
+    }
+
+    fn machine_margin(&self, total_bytes: u64) -> u64 {
+        match self.is_shared {
+            true => system_reserve_bytes(total_bytes),
+            false => (total_bytes / MARGIN_SHARE).min(MACHINE_MARGIN_MAX),
+        }
     }
 
     pub(super) fn limit_bytes(&self) -> Option<u64> {
@@ -100,7 +109,7 @@ impl Budget {
             let (Some(total), Some(available)) = (memory.total_bytes, memory.available_bytes) else {
                 return Ok(());
             };
-            let allowed = available.saturating_sub((total / MARGIN_SHARE).min(MACHINE_MARGIN_MAX));
+            let allowed = available.saturating_sub(self.machine_margin(total));
             if unpopulated_bytes <= allowed {
                 return Ok(());
             }

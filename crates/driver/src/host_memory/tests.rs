@@ -188,7 +188,7 @@ impl FakeSystem {
 fn options(files: &FakeSystem, limit_bytes: Option<u64>) -> Options {
     let config = HostMemoryConfig { limit_bytes, pin: Pin::Auto };
     let system = files.system();
-    Options { config, pageable_because: None, node: None, releases_surplus: true, system }
+    Options { config, pageable_because: None, node: None, releases_surplus: true, is_shared: false, system }
 }
 
 fn mock_arena(options: Options) -> (Arc<HostArena>, Arc<Accounts>) {
@@ -483,6 +483,18 @@ fn the_machine_is_asked_before_a_slab_is_touched() {
     // Releasing another 64 MiB of unused slabs suffices.
     files.machine(32 * GIB, 32 * GIB);
     assert!(wait(arena.alloc_all(&[5 * GIB]).unwrap()).remove(0).is_ok());
+}
+
+#[test]
+fn the_system_keeps_its_reserve_where_a_device_shares_its_memory() {
+    let files = FakeSystem::new();
+    files.machine(32 * GIB, 6 * GIB);
+    let (own, _) = mock_arena(options(&files, None));
+    let (shared, _) = mock_arena(Options { is_shared: true, ..options(&files, None) });
+    drop(own.alloc(5 * GIB).unwrap());
+    let error = reason(shared.alloc(5 * GIB).unwrap_err());
+    assert!(error.contains("2 GiB can be had"), "{error}");
+    shared.alloc(2 * GIB).unwrap();
 }
 
 /// What is populated no longer counts as available, and must not also count as missing.

@@ -68,6 +68,8 @@ pub struct NvmlMemory {
     pub mig_mode: Option<bool>,
     /// The figures. The error, for people, is NVML's: no permission, or no such figure.
     pub memory: Result<GpuMemory, String>,
+    /// Whether the GPU has no such figures: as where it shares the computer's memory.
+    pub has_no_figures: bool,
 }
 
 impl NvmlMemory {
@@ -171,7 +173,9 @@ impl Nvml {
             Handle::Gpu => is_enabled(&device.mig_mode()),
             Handle::MigInstance => None,
         };
-        Ok(Some(NvmlMemory { handle, mig_mode, memory: memory.map_err(|error| error.to_string()) }))
+        let has_no_figures = matches!(memory, Err(NvmlError::Code(NvmlCode::NOT_SUPPORTED)));
+        let memory = memory.map_err(|error| error.to_string());
+        Ok(Some(NvmlMemory { handle, mig_mode, memory, has_no_figures }))
     }
 
     /// The link of the GPU with this UUID, or of the GPU that contains this instance.
@@ -380,7 +384,7 @@ mod tests {
             (Handle::Gpu, None, false),
             (Handle::MigInstance, None, false),
         ] {
-            let memory = NvmlMemory { handle, mig_mode, memory: Err(String::new()) };
+            let memory = NvmlMemory { handle, mig_mode, memory: Err(String::new()), has_no_figures: false };
             assert_eq!(memory.is_mig_parent(), expected, "{memory:?}");
         }
     }

@@ -71,6 +71,7 @@ fn slept(sleep: &SleepReport) -> String {
         other => other.name(),
     };
     let mut what = vec![format!("{} released ({release})", size(sleep.released_bytes))];
+    push(&mut what, sleep.shared_backup_bytes, "taken by backups from the same memory");
     let copied = if sleep.fast_digests {
         "copied to the host"
     } else {

@@ -33,6 +33,7 @@ const SLEEP_BESIDES: &[&str] = &[
     "fast_digests",
     "trusted_bytes",
     "uncovered_bytes",
+    "shared_backup_bytes",
 ];
 const PREPARED: &[&str] =
     &["tags", "end", "seconds", "copied_bytes", "stored_bytes", "unchanged_bytes", "held"];

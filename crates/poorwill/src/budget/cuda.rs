@@ -76,7 +76,7 @@ impl GpuMemoryFacts {
             None
         };
         let may_be_cut = slice.is_some() || system.has_mps(variables);
-        facts.extend(system_fact(gpu, reported, may_be_cut, system));
+        facts.extend(system_facts(gpu, reported, may_be_cut, system));
         let unreadable = hami.iter().chain(&mps).filter_map(|limit| {
             let reason = limit.bytes.as_ref().err()?;
             Some(format!("{} is set and cannot be read: {reason}", limit.variable))
@@ -152,22 +152,29 @@ fn cgroup_facts(cgroup: GroupDeviceMemory) -> [Reading; 2] {
 
 /// Only for a GPU without memory of its own. Its slice has an unknown part of system memory; the driver's
 /// free memory is then the limit.
-fn system_fact(
+fn system_facts(
     gpu: &GpuInfo,
     reported: &Result<CudaMemory, String>,
     may_be_cut: bool,
     system: &System,
-) -> Option<Reading> {
-    let name = SourceName::SystemAvailable;
+) -> Vec<Reading> {
+    if !gpu.integrated {
+        return Vec::new();
+    }
     let is_whole = match reported {
         Ok(CudaMemory::Known { total_bytes, .. }) => *total_bytes >= gpu.total_bytes,
         _ => false,
     };
-    gpu.integrated.then(|| match system.available_bytes() {
+    let figures = [
+        (SourceName::SystemTotal, system.memory().total_bytes),
+        (SourceName::SystemAvailable, system.available_bytes()),
+    ];
+    let fact = |(name, bytes)| match bytes {
         _ if may_be_cut || !is_whole => Reading::none(name, "this process may have a part of the GPU only"),
         Some(bytes) => Reading::bytes(name, bytes),
-        None => Reading::none(name, "the system does not tell"),
-    })
+        None => Reading::none(name, "the system does not report it"),
+    };
+    figures.map(fact).to_vec()
 }
 
 fn is_named_instance(gpu: &GpuInfo) -> bool {
@@ -259,7 +266,8 @@ mod tests {
             } else {
                 put("sys/fs/cgroup/dmem.max", "");
             }
-            put("proc/meminfo", &format!("MemAvailable: {} kB\n", false_figure(&mut draw) >> 10));
+            let (computer, available) = (false_figure(&mut draw) >> 10, false_figure(&mut draw) >> 10);
+            put("proc/meminfo", &format!("MemTotal: {computer} kB\nMemAvailable: {available} kB\n"));
 
             let lookup = |name: &str| variables.get(name).map(OsString::from);
             let sources = FactSources { nvml: &nvml, system: &System::at(root.path()), variables: &lookup };

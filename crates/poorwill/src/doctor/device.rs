@@ -124,10 +124,14 @@ pub(super) fn warnings_of(id: &str, memory: &Budget, slice: Option<Slice>) -> Ve
         warnings.push(format!("how much memory {id} has is not known; give engines a size in bytes"));
         return warnings;
     };
-    let is_total = |name: SourceName| !name.is_about_free() && name != SourceName::User;
+    // The computer's total is no figure of the device.
+    let is_total = |name: SourceName| {
+        !name.is_about_free() && ![SourceName::User, SourceName::SystemTotal].contains(&name)
+    };
     let totals = memory.sources.iter().filter(|source| is_total(source.name) && !source.is_odd);
     let card_bytes = totals.filter_map(|source| source.bytes).max().unwrap_or(total_bytes);
-    let differs = card_bytes - total_bytes > total_bytes / 50;
+    let is_reserved = memory.total_from == Some(SourceName::SystemTotal);
+    let differs = !is_reserved && card_bytes.saturating_sub(total_bytes) > total_bytes / 50;
     match slice {
         Some(slice) => warnings.push(format!(
             "{id} is cut by {}: this process has {} of it; an engine set to use more fails",

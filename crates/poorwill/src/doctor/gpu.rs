@@ -98,7 +98,7 @@ mod linux {
                 warnings.push(format!("{id} cannot be used: {reason}"));
             }
             warnings.extend(problems);
-            warnings.extend(warnings_of(&id, &memory, slice));
+            warnings.extend(warnings_of(&id, &memory, slice).into_iter().chain(shared_memory(gpu, &id)));
 
             let measured = device.and_then(|device| self.measure(device, &memory));
             let address = gpu.pci_bus_id.parse::<PciAddress>().ok();
@@ -155,6 +155,15 @@ mod linux {
             }
             link::measure(device, SAMPLE_BYTES).map_err(|error| error.to_string())
         }
+    }
+
+    fn shared_memory(gpu: &GpuInfo, id: &str) -> Option<String> {
+        gpu.integrated.then(|| {
+            format!(
+                "{id} shares the computer's memory: a sleep at level 1 gives back nothing of what it backs up, unless \
+                 backups go to a disk (POORWILL_DISK); level 2 keeps none"
+            )
+        })
     }
 
     fn slow_link(id: &str, link: PciLink) -> Option<String> {

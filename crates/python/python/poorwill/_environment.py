@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from typing import overload
 
 SLEEP_MODE = "POORWILL_SLEEP_MODE"
 """Whether engines sleep with Poorwill."""
@@ -20,7 +21,11 @@ def wake_timeout_s(environ: Mapping[str, str] | None = None) -> float:
     return seconds(os.environ if environ is None else environ, WAKE_TIMEOUT, WAKE_TIMEOUT_S)
 
 
-def switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
+@overload
+def switch(environ: Mapping[str, str], name: str, default: bool) -> bool: ...
+@overload
+def switch(environ: Mapping[str, str], name: str, default: bool | None) -> bool | None: ...
+def switch(environ: Mapping[str, str], name: str, default: bool | None) -> bool | None:
     """A variable that is on or off."""
     text = environ.get(name, "").strip()
     if not text:

@@ -410,7 +410,8 @@ def arena(
     with one GPU. `disk` is a folder on a local disk for backups that host memory cannot hold, and
     `disk_limit` bounds what they take there. The first arena of a device decides all five.
 
-    Unless `keep_backups` is False, backups stay after a wake for the next sleep.
+    Unless `keep_backups` is False, backups stay after a wake for the next sleep. None means False where the
+    device shares the computer's memory, else True.
 
     `compress` says whether backups are stored as codes, which saves three tenths of bf16 weights. It is
     "auto" (where the device encodes faster than its link), "off" or "always". None means "auto".
@@ -435,6 +436,9 @@ class Arena:
     @property
     def limit_bytes(self) -> int:
         """Most that it may map."""
+    @property
+    def shares_host_memory(self) -> bool:
+        """Whether the device's memory is the computer's, so that backups take what a sleep releases."""
     @property
     def budget(self) -> Budget:
         """The budget that the limit came from, with its current claims."""
@@ -830,7 +834,10 @@ class SleepReport:
         """Planned release."""
     @property
     def released_bytes(self) -> int:
-        """Actual release."""
+        """Actual release: less `shared_backup_bytes`."""
+    @property
+    def shared_backup_bytes(self) -> int:
+        """Taken by backups from memory that the device shares with the computer; 0 where it has its own."""
     @property
     def release(self) -> Literal["confirmed", "ledger", "shortfall"]:
         """Evidence: "confirmed" by the driver's figure, or only the "ledger" of calls."""

@@ -68,7 +68,8 @@ pub(crate) const DEFAULT: &str = "default";
 /// one GPU. `disk` is a folder on a local disk for backups that host memory cannot hold, and `disk_limit`
 /// bounds what they take there. The first arena of a device decides all five.
 ///
-/// Unless `keep_backups` is False, backups stay after a wake for the next sleep.
+/// Unless `keep_backups` is False, backups stay after a wake for the next sleep. None means False where the
+/// device shares the computer's memory, else True.
 ///
 /// `compress` says whether backups are stored as codes, which saves three tenths of bf16 weights. It is
 /// "auto" (where the device encodes faster than its link), "off" or "always". None means "auto".
@@ -205,6 +206,12 @@ impl Arena {
     #[getter]
     fn limit_bytes(&self) -> PyResult<u64> {
         Ok(self.opened()?.arena().limit_bytes())
+    }
+
+    /// Whether the device's memory is the computer's, so that backups take what a sleep releases.
+    #[getter]
+    fn shares_host_memory(&self) -> PyResult<bool> {
+        Ok(self.opened()?.device().driver().info().shares_host_memory)
     }
 
     /// The budget that the limit came from, with its current claims.

@@ -22,6 +22,8 @@ use std::time::Duration;
 
 use poorwill_rotation_policy::Rules;
 
+use crate::measure::DeviceDriver;
+
 pub use self::calls::{AsleepCall, Call, HttpApi, SleepCalls};
 pub use self::fleet::Fleet;
 pub use self::names::{Selector, Strategy};
@@ -57,8 +59,13 @@ pub struct Config {
 /// How GPU memory is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemorySource {
-    /// NVML.
-    Devices,
+    /// What their driver reports.
+    Devices(DeviceDriver),
+    /// Nothing is measured: awake models take their needs.
+    Declared {
+        /// The size of each GPU.
+        gpu_bytes: u64,
+    },
     /// The memory of the engines' processes, on simulated GPUs.
     Processes {
         /// The size of each GPU.

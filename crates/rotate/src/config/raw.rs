@@ -14,7 +14,8 @@ use super::hibernate::{RawHibernate, WITHOUT_HIBERNATE};
 use super::model::{RawModel, RawRules};
 use super::names::RawSelector;
 use super::traces::RawTraces;
-use super::{Config, MemorySource};
+use super::{Config, MemorySource, Model};
+use crate::measure::DeviceDriver;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -55,6 +56,11 @@ struct RawMemory {
 enum Measure {
     Devices,
     Processes,
+    Nvml,
+    Amdgpu,
+    Intel,
+    Unified,
+    Declared,
 }
 
 impl File {
@@ -68,9 +74,10 @@ impl File {
         let (every, hibernate) = (&self.every_model, self.hibernate.as_ref());
         let is_missing = hibernate.is_none() && every.hibernate();
         mistakes.of("every_model").add_if(is_missing, WITHOUT_HIBERNATE);
-        let models = self.model.into_iter().map(|model| model.checked(every, hibernate, mistakes)).collect();
+        let models = self.model.into_iter().map(|model| model.checked(every, hibernate, mistakes));
+        let models: Vec<Model> = models.collect();
         let config = Config {
-            memory: self.memory.checked(&mut mistakes.of("memory")),
+            memory: self.memory.checked(&models, &mut mistakes.of("memory")),
             hibernate: self.hibernate.map(|table| table.checked(&mut mistakes.of("hibernate"))),
             fleet: self.fleet.and_then(|table| table.checked(&front, &control, &mut mistakes.of("fleet"))),
             traces: self.traces.and_then(|table| table.checked(secret, &mut mistakes.of("traces"))),
@@ -88,20 +95,43 @@ impl File {
 }
 
 impl RawMemory {
-    fn checked(self, mistakes: &mut SectionMistakes<'_>) -> MemorySource {
+    fn checked(self, models: &[Model], mistakes: &mut SectionMistakes<'_>) -> MemorySource {
+        use MemorySource::{Declared, Devices, Processes};
+        let by = |driver| Devices(driver);
         let gpu_bytes = self.gpu.map(|size| size.0);
-        let reason = match (self.measure.unwrap_or(Measure::Devices), gpu_bytes) {
-            (Measure::Devices, None) => return MemorySource::Devices,
-            (Measure::Devices, Some(_)) => {
-                "gpu is for measure = \"processes\", with simulated GPUs; leave it out to measure the devices"
+        let measure = self.measure.unwrap_or(Measure::Devices);
+        let reason = match (measure, gpu_bytes) {
+            (_, Some(0)) => "gpu is 0, and nothing could run on that; make it larger",
+            (Measure::Devices, None) => return by(DeviceDriver::Any),
+            (Measure::Nvml, None) => return by(DeviceDriver::Nvml),
+            (Measure::Amdgpu, None) => return by(DeviceDriver::Amdgpu),
+            (Measure::Unified, None) => return by(DeviceDriver::Unified),
+            (Measure::Devices | Measure::Nvml | Measure::Amdgpu | Measure::Unified, Some(_)) => {
+                "gpu is for measure = \"declared\" and \"intel\", and for simulated GPUs with measure = \"processes\"; \
+                 leave it out to measure the devices"
             }
+            (Measure::Intel, total_bytes) => return by(DeviceDriver::Intel { total_bytes }),
             (Measure::Processes, None) => {
                 "measure is \"processes\", but the size of each GPU is missing; say gpu = \"8GiB\""
             }
-            (Measure::Processes, Some(0)) => "gpu is 0, and nothing could run on that; make it larger",
-            (Measure::Processes, Some(gpu_bytes)) => return MemorySource::Processes { gpu_bytes },
+            (Measure::Processes, Some(gpu_bytes)) => return Processes { gpu_bytes },
+            (Measure::Declared, None) => {
+                "measure is \"declared\", but the size of each GPU is missing; say gpu = \"24GiB\""
+            }
+            (Measure::Declared, Some(gpu_bytes)) => {
+                let without_need: Vec<&str> = models
+                    .iter()
+                    .filter(|model| model.rules.need_bytes.is_none())
+                    .map(|model| &*model.name)
+                    .collect();
+                if !without_need.is_empty() {
+                    let names = without_need.join("`, `");
+                    mistakes.add(format!("measure is \"declared\", so `{names}` cannot do without a need"));
+                }
+                return Declared { gpu_bytes };
+            }
         };
         mistakes.add(reason);
-        MemorySource::Devices
+        by(DeviceDriver::Any)
     }
 }

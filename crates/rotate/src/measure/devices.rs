@@ -1,24 +1,65 @@
-//! GPU memory by NVML. Positions are NVML's. Nothing is allocated on any GPU.
+//! The memory of real GPUs, by the interface of their driver: one module for each.
 
+use std::path::Path;
 #[cfg(target_os = "linux")]
 use std::sync::{Arc, Mutex, PoisonError};
 
 #[cfg(target_os = "linux")]
 use poorwill::gpus::Gpus;
 
+#[cfg(target_os = "linux")]
+use super::amdgpu::{self, Amdgpu};
+#[cfg(target_os = "linux")]
+use super::files::Files;
+#[cfg(target_os = "linux")]
+use super::intel::{self, Intel};
+#[cfg(target_os = "linux")]
+use super::unified::Unified;
 use super::{GpuMemory, Measured, Meter, on_a_thread};
 use poorwill_rotation_policy::Gpu;
 
-/// Advice where NVML is missing.
-const HELP: &str =
-    "install NVIDIA's driver, or simulate GPUs with [memory] measure = \"processes\" and gpu = \"8GiB\"";
+/// Advice where no GPU can be measured.
+const HELP: &str = "install NVIDIA's driver, declare the memory with [memory] measure = \"declared\", or simulate GPUs \
+                    with measure = \"processes\" and gpu = \"8GiB\"";
 
-/// Measures by NVML, which is loaded at the first measurement, and again after each failure.
+/// NVIDIA's number among the vendors of PCI devices.
+#[cfg(target_os = "linux")]
+const NVIDIA: &str = "0x10de";
+
+/// Whose figures are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DeviceDriver {
+    /// The first of NVML, amdgpu, and Intel's drivers that has a GPU.
+    #[default]
+    Any,
+    /// NVML, for NVIDIA's GPUs.
+    Nvml,
+    /// amdgpu, by sysfs.
+    Amdgpu,
+    /// i915 and xe, by fdinfo.
+    Intel {
+        /// The size of each card, where the driver does not report it.
+        total_bytes: Option<u64>,
+    },
+    /// The computer's memory, which its GPU shares.
+    Unified,
+}
+
+/// Reads the memory of one driver's GPUs.
+#[cfg(target_os = "linux")]
+pub(super) trait DeviceMemory: std::fmt::Debug + Send {
+    fn memory(&mut self, gpu: Gpu) -> Result<GpuMemory, String>;
+}
+
+/// Measures by a driver, which is looked for at the first measurement, and again after each failure to find it.
 #[derive(Debug, Clone, Default)]
 pub struct Devices {
-    /// `None` until it is loaded.
+    driver: DeviceDriver,
     #[cfg(target_os = "linux")]
-    nvml: Arc<Mutex<Option<Gpus>>>,
+    files: Files,
+    /// `None` until it is found.
+    #[cfg(target_os = "linux")]
+    found: Arc<Mutex<Option<Box<dyn DeviceMemory>>>>,
 }
 
 impl Meter for Devices {
@@ -29,19 +70,65 @@ impl Meter for Devices {
 }
 
 impl Devices {
+    /// By this driver.
+    #[must_use]
+    pub fn by(driver: DeviceDriver) -> Self {
+        Self { driver, ..Self::default() }
+    }
+
+    /// With `/proc` and `/sys` in this folder, for tests.
+    #[must_use]
+    pub fn below(self, root: &Path) -> Self {
+        #[cfg(target_os = "linux")]
+        return Self { files: Files::at(root), ..self };
+        #[cfg(not(target_os = "linux"))]
+        return { self };
+    }
+
     #[cfg(target_os = "linux")]
     fn memory(&self, gpu: Gpu) -> Result<GpuMemory, String> {
-        let mut nvml = self.nvml.lock().unwrap_or_else(PoisonError::into_inner);
-        let gpus = match &mut *nvml {
-            Some(gpus) => gpus,
-            none => none.insert(Gpus::open().map_err(|error| format!("{error}; {HELP}"))?),
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *found {
+            Some(device) => device.memory(gpu),
+            none => none.insert(self.find()?).memory(gpu),
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    fn find(&self) -> Result<Box<dyn DeviceMemory>, String> {
+        let files = self.files.clone();
+        Ok(match self.driver {
+            DeviceDriver::Any => return self.find_any(),
+            DeviceDriver::Nvml => Box::new(Gpus::open().map_err(|error| format!("{error}; {HELP}"))?),
+            DeviceDriver::Amdgpu => Box::new(Amdgpu(files)),
+            DeviceDriver::Intel { total_bytes } => Box::new(Intel { files, total_bytes }),
+            DeviceDriver::Unified => Box::new(Unified(files)),
+        })
+    }
+
+    /// A card of NVIDIA's whose driver does not load is no reason to measure the processor's graphics instead.
+    #[cfg(target_os = "linux")]
+    fn find_any(&self) -> Result<Box<dyn DeviceMemory>, String> {
+        let files = self.files.clone();
+        let why_not = match Gpus::open() {
+            Ok(gpus) if gpus.count().is_ok_and(|count| count > 0) => return Ok(Box::new(gpus)),
+            Ok(_) => "NVML shows no GPU".to_owned(),
+            Err(error) => error.to_string(),
         };
-        let memory = gpus.memory(gpu.0).map_err(|error| error.to_string())?;
-        Ok(GpuMemory { free_bytes: memory.free_bytes, total_bytes: memory.total_bytes })
+        if files.has_gpu_of(NVIDIA) {
+            return Err(format!("{why_not}; {HELP}"));
+        }
+        if !files.cards(amdgpu::DRIVERS)?.is_empty() {
+            return Ok(Box::new(Amdgpu(files)));
+        }
+        if !files.cards(intel::DRIVERS)?.is_empty() {
+            return Ok(Box::new(Intel { files, total_bytes: None }));
+        }
+        Err(format!("{why_not}, and /sys/class/drm has no card of amdgpu, i915 or xe; {HELP}"))
     }
 
     #[cfg(not(target_os = "linux"))]
-    #[expect(clippy::unused_self, reason = "NVML is used on Linux only")]
+    #[expect(clippy::unused_self, reason = "drivers are asked on Linux only")]
     fn memory(&self, _: Gpu) -> Result<GpuMemory, String> {
         Err(format!("GPUs are measured on Linux only; {HELP}"))
     }

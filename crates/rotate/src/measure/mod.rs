@@ -1,10 +1,24 @@
 //! Free memory of each GPU, measured from outside the engines.
 //!
-//! [`Devices`] uses NVML. [`Processes`] simulates GPUs on machines without any, and measures the engines' processes.
+//! [`Devices`] reads what a driver reports, [`Declared`] believes the configuration, and [`Processes`] simulates GPUs on
+//! machines without any, and measures the engines' processes.
 
+#[cfg(target_os = "linux")]
+mod amdgpu;
+mod declared;
 mod devices;
+#[cfg(target_os = "linux")]
+mod fdinfo;
+#[cfg(target_os = "linux")]
+mod files;
+#[cfg(target_os = "linux")]
+mod intel;
+#[cfg(target_os = "linux")]
+mod nvml;
 mod processes;
 mod start;
+#[cfg(target_os = "linux")]
+mod unified;
 
 use std::fmt;
 use std::future::Future;
@@ -12,11 +26,12 @@ use std::pin::Pin;
 
 use tokio::task::spawn_blocking;
 
-pub use self::devices::Devices;
+pub use self::declared::{Declared, NeededOn};
+pub use self::devices::{DeviceDriver, Devices};
 pub use self::processes::{PidsOn, Processes};
 pub(crate) use self::start::warn_of_unmeasured;
 
-use poorwill_rotation_policy::Gpu;
+pub use poorwill_rotation_policy::Gpu;
 
 /// The memory of one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +49,11 @@ pub type Measured<'a> = Pin<Box<dyn Future<Output = Result<Vec<GpuMemory>, Meter
 pub trait Meter: fmt::Debug + Send + Sync {
     /// Measures these GPUs. Takes milliseconds, and does not block the runtime.
     fn measure<'a>(&'a self, gpus: &'a [Gpu]) -> Measured<'a>;
+
+    /// Whether its figures are measured, and not only declared.
+    fn is_measured(&self) -> bool {
+        true
+    }
 }
 
 /// Why a measurement failed.

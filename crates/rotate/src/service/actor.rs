@@ -378,6 +378,7 @@ impl Actor {
         }
         let gpus = promised.into_iter().map(|(gpu, models)| GpuNow {
             gpu,
+            is_measured: true,
             total_bytes: None,
             free_bytes: self.policy.free_bytes(Gpu(gpu)),
             promised_bytes: models.iter().fold(0, |sum, one| sum.saturating_add(one.bytes)),

@@ -401,6 +401,7 @@ impl Service {
             return nothing;
         }
         let Ok(mut snapshot) = answer.await else { return nothing };
+        snapshot.gpus.iter_mut().for_each(|now| now.is_measured = self.0.meter.is_measured());
         // One caller measures at a time, so an unresponsive GPU blocks only one.
         if let Ok(mut shown) = self.0.shown.try_lock() {
             for now in &snapshot.gpus {
@@ -435,6 +436,13 @@ impl Service {
         let entries = self.entries();
         let on_it = entries.iter().filter(|entry| entry.handle.gpus().contains(&gpu));
         on_it.filter_map(|entry| entry.handle.supervisor()).flat_map(|one| one.processes()).collect()
+    }
+
+    /// The configured needs of the models that may hold memory of a GPU now.
+    pub(crate) fn declared_bytes(&self, gpu: Gpu) -> u64 {
+        let stages = self.stages().into_iter();
+        let holding = stages.filter(|(model, stage)| stage.holds_memory() && model.rules.gpus.contains(&gpu));
+        holding.filter_map(|(model, _)| model.rules.need_bytes).fold(0, u64::saturating_add)
     }
 
     /// The last lines of a supervised engine's output; `None` if no model has this name or alias.

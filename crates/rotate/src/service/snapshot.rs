@@ -107,6 +107,8 @@ impl ModelNow {
 pub struct GpuNow {
     /// Its position.
     pub gpu: usize,
+    /// Whether its memory is measured; otherwise its size and the models' needs are only declared.
+    pub is_measured: bool,
     /// All of its bytes, once measured.
     pub total_bytes: Option<u64>,
     /// Free bytes at the last measurement.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use poorwill_rotate::config::{Config, ConfigError, EngineKind, Hibernate, KeyShare, MemorySource};
+use poorwill_rotate::measure::DeviceDriver;
 use poorwill_rotation_policy::{Gpu, ModelId};
 
 const TWO: &str = r#"
@@ -50,7 +51,7 @@ fn a_minimal_configuration_is_valid() {
     assert_eq!((one.served_as.as_str(), one.engine, one.level), ("one", EngineKind::Vllm, 1));
     assert_eq!(one.rules.gpus, [Gpu(0)]);
     assert!(one.start.is_none() && !one.rules.can_restart && one.rules.can_sleep);
-    assert_eq!((config.memory, config.state), (MemorySource::Devices, None));
+    assert_eq!((config.memory, config.state), (MemorySource::Devices(DeviceDriver::Any), None));
     assert!(config.front.listen.ip().is_loopback() && config.control.listen.ip().is_loopback());
     assert_ne!(config.front.listen, config.control.listen);
 }
@@ -378,6 +379,13 @@ fn an_invalid_value_is_an_error_that_says_what_is_valid() {
         (format!("[memory]\nmeasure = \"processes\"\ngpu = \"lots\"\n{}", model("")), &["line 3", "lots"]),
         (format!("[memory]\nmeasure = \"devices\"\ngpu = \"8GiB\"\n{}", model("")), &["leave it out"]),
         (format!("[memory]\ngpu = \"8GiB\"\n{}", model("")), &["memory", "measure = \"processes\""]),
+        (format!("[memory]\nmeasure = \"unified\"\ngpu = \"8GiB\"\n{}", model("")), &["leave it out"]),
+        (format!("[memory]\nmeasure = \"intel\"\ngpu = 0\n{}", model("")), &["memory", "gpu is 0"]),
+        (format!("[memory]\nmeasure = \"declared\"\n{}", model("")), &["memory", "gpu = \"24GiB\""]),
+        (
+            format!("[memory]\nmeasure = \"declared\"\ngpu = \"8GiB\"\n{}", model("")),
+            &["memory", "cannot do without a need"],
+        ),
         (format!("[traces]\n{}", model("")), &["line 1", "endpoint is missing", "4318/v1/traces"]),
         (
             traced("https://127.0.0.1:4318/v1/traces", ""),

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use poorwill_rotate::config::{Config, Hibernate, MemorySource};
+use poorwill_rotate::measure::DeviceDriver;
 
 /// Key, type, default, meaning.
 type Key = (&'static str, &'static str, String, &'static str);
@@ -53,10 +54,12 @@ fn page() -> String {
     let traced = "[traces]\nendpoint = \"http://127.0.0.1:4318/v1/traces\"\n";
     let traces = parse(&format!("{traced}[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:8000\"\n"));
     let traces = traces.unwrap().traces.unwrap();
-    assert_eq!((config.memory, limits.release), (MemorySource::Devices, limits.find_memory));
+    assert_eq!(
+        (config.memory, limits.release),
+        (MemorySource::Devices(DeviceDriver::Any), limits.find_memory)
+    );
     let gpus: Vec<usize> = rules.gpus.iter().map(|gpu| gpu.0).collect();
     let hibernate = Hibernate::default();
-    let name_of = |text: String| text.to_lowercase();
     let sections: Vec<(&str, &str, Vec<Key>)> = vec![
         (
             "Top level",
@@ -265,11 +268,19 @@ fn page() -> String {
             vec![
                 (
                     "measure",
-                    "`devices` or `processes`",
-                    plain(name_of(format!("{:?}", config.memory))),
-                    "NVML, or the engines' processes on simulated GPUs",
+                    "`devices`, `nvml`, `amdgpu`, `intel`, `unified`, `declared` or `processes`",
+                    plain("devices"),
+                    "whose figures are read: the first of NVML, amdgpu and Intel's drivers that has a GPU, or one by \
+                     name; `unified` is the computer's memory, which its GPU shares; with `declared` nothing is \
+                     measured, and needs are believed; `processes` are the engines', on simulated GPUs",
                 ),
-                ("gpu", SIZE, none(), "size of each simulated GPU; required for `processes`"),
+                (
+                    "gpu",
+                    SIZE,
+                    none(),
+                    "size of each GPU; required for `declared` and `processes`, and for `intel` where its driver \
+                     does not report it",
+                ),
             ],
         ),
         (

@@ -12,6 +12,7 @@ mod front;
 mod hibernation;
 mod hibernator;
 mod measure;
+mod meters;
 mod mock;
 mod names;
 mod operator;

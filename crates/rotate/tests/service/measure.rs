@@ -15,7 +15,7 @@ const GIB: u64 = 1 << 30;
 /// Environment variable of a process that runs one test.
 const ROLE: &str = "POORWILL_TEST_METER";
 
-fn measured(meter: &dyn Meter, gpus: &[usize]) -> Result<Vec<GpuMemory>, MeterError> {
+pub(super) fn measured(meter: &dyn Meter, gpus: &[usize]) -> Result<Vec<GpuMemory>, MeterError> {
     let gpus: Vec<Gpu> = gpus.iter().copied().map(Gpu).collect();
     tokio::runtime::Runtime::new().unwrap().block_on(meter.measure(&gpus))
 }
@@ -94,7 +94,7 @@ fn an_ended_process_holds_nothing() {
 }
 
 /// Runs a test again with the fake NVML and these devices, or without NVML.
-fn played(test: &str, devices: Option<&str>) {
+pub(super) fn played(test: &str, devices: Option<&str>) {
     let libraries = tempfile::tempdir().unwrap();
     for name in ["libnvidia-ml.so.1", "libnvidia-ml.so"] {
         let path = libraries.path().join(name);
@@ -104,8 +104,7 @@ fn played(test: &str, devices: Option<&str>) {
         }
     }
     let mut command = Command::new(std::env::current_exe().unwrap());
-    let test = format!("measure::{test}");
-    command.args([&*test, "--exact", "--nocapture", "--test-threads=1"]);
+    command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
     command.env("LD_LIBRARY_PATH", libraries.path()).env(ROLE, "1");
     command.env("POORWILL_FAKE_NVML_DEVICES", devices.unwrap_or_default());
     let output = command.output().unwrap();
@@ -114,7 +113,7 @@ fn played(test: &str, devices: Option<&str>) {
     assert!(output.status.success() && output_text.contains("1 passed"), "{output_text}\n{error}");
 }
 
-fn is_played() -> bool {
+pub(super) fn is_played() -> bool {
     std::env::var_os(ROLE).is_some()
 }
 
@@ -129,7 +128,7 @@ fn devices_are_those_at_the_positions_of_nvml() {
             format!("{}:total=8GiB:free=9GiB", uuid(4)),
             format!("{}:total=8GiB:memory_error=4", uuid(5)),
         ];
-        return played("devices_are_those_at_the_positions_of_nvml", Some(&devices.join(",")));
+        return played("measure::devices_are_those_at_the_positions_of_nvml", Some(&devices.join(",")));
     }
     let meter = Devices::default();
     let memory = |free: u64, total: u64| GpuMemory { free_bytes: free * GIB, total_bytes: total * GIB };
@@ -153,9 +152,11 @@ fn devices_are_those_at_the_positions_of_nvml() {
 #[test]
 fn without_nvml_the_error_says_what_helps() {
     if !is_played() {
-        return played("without_nvml_the_error_says_what_helps", None);
+        return played("measure::without_nvml_the_error_says_what_helps", None);
     }
-    let meter = Devices::default();
+    // Without cards of other makers.
+    let root = tempfile::tempdir().unwrap();
+    let meter = Devices::default().below(root.path());
     for _ in 0..2 {
         let output_text = measured(&meter, &[3]).unwrap_err().to_string();
         for words in [

@@ -189,12 +189,20 @@ pub(crate) fn snapshot() -> Snapshot {
         gpus: vec![
             GpuNow {
                 gpu: 0,
+                is_measured: true,
                 total_bytes: Some(80 << 30),
                 free_bytes: Some(9 << 30),
                 promised_bytes: 60 << 30,
                 models: vec![PromiseNow { model: "one".to_owned(), bytes: 60 << 30 }],
             },
-            GpuNow { gpu: 1, total_bytes: None, free_bytes: None, promised_bytes: 0, models: Vec::new() },
+            GpuNow {
+                gpu: 1,
+                is_measured: true,
+                total_bytes: None,
+                free_bytes: None,
+                promised_bytes: 0,
+                models: Vec::new(),
+            },
         ],
         swaps: vec![swap()],
     }

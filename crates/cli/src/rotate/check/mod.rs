@@ -2,6 +2,7 @@
 
 mod ports;
 
+use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
@@ -11,9 +12,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use poorwill::ByteSize;
-use poorwill::gpus::{Gpus, GpusError};
 use poorwill_rotate::config::{Config, Hibernate, MemorySource, Model, Start};
 use poorwill_rotate::hibernation;
+use poorwill_rotate::measure::{Devices, Gpu, Meter as _};
 use serde::Serialize;
 
 use super::opening::{read, runtime};
@@ -134,8 +135,16 @@ pub(super) fn run(path: &Path) -> Result<CheckReport, Failure> {
     if let Some(hibernate) = &config.hibernate {
         found.hibernation(&config, hibernate)?;
     }
-    if config.memory == MemorySource::Devices {
-        found.gpus(&config);
+    match config.memory {
+        MemorySource::Devices(driver) => found.devices(&config, &Devices::by(driver))?,
+        MemorySource::Declared { gpu_bytes } => {
+            found.warnings.push(
+                "memory: nothing is measured; each awake model is believed to take its need, and nothing else to be there"
+                    .to_owned(),
+            );
+            gpus_of(&config).iter().for_each(|(gpu, models)| found.needs(*gpu, gpu_bytes, models));
+        }
+        MemorySource::Processes { .. } => {}
     }
     Ok(report(&config, found))
 }
@@ -252,31 +261,39 @@ impl Findings {
         Ok(())
     }
 
-    fn gpus(&mut self, config: &Config) {
-        let gpus = match Gpus::open() {
-            Ok(gpus) => gpus,
-            Err(error) => {
-                self.warnings.push(format!("{error}; without it no model can wake"));
-                return;
-            }
-        };
-        for model in &config.models {
-            for gpu in &model.rules.gpus {
-                match (gpus.memory(gpu.0), model.rules.need_bytes) {
-                    (Ok(memory), Some(need)) if need > memory.total_bytes => self.errors.push(format!(
-                        "model `{}` needs {} on GPU {}, which has {}",
-                        model.name,
-                        ByteSize(need),
-                        gpu.0,
-                        ByteSize(memory.total_bytes)
-                    )),
-                    (Ok(_), _) => {}
-                    (Err(error @ GpusError::Unavailable { .. }), _) => self.warnings.push(error.to_string()),
-                    (Err(error), _) => self.errors.push(format!("model `{}`: {error}", model.name)),
+    fn devices(&mut self, config: &Config, meter: &Devices) -> Result<(), Failure> {
+        let runtime = runtime()?;
+        for (gpu, models) in gpus_of(config) {
+            match runtime.block_on(meter.measure(&[gpu])) {
+                Ok(memory) => {
+                    memory.iter().for_each(|memory| self.needs(gpu, memory.total_bytes, &models));
+                }
+                Err(error) => {
+                    let names: Vec<String> = models.iter().map(|model| format!("`{}`", model.name)).collect();
+                    let kind = if names.len() == 1 { "model" } else { "models" };
+                    self.errors.push(format!("{kind} {} cannot wake: {error}", names.join(", ")));
                 }
             }
         }
+        Ok(())
     }
+
+    fn needs(&mut self, gpu: Gpu, gpu_bytes: u64, models: &[&Model]) {
+        for model in models {
+            if let Some(need) = model.rules.need_bytes.filter(|need| *need > gpu_bytes) {
+                let (name, need, total) = (&model.name, ByteSize(need), ByteSize(gpu_bytes));
+                self.errors.push(format!("model `{name}` needs {need} on GPU {}, which has {total}", gpu.0));
+            }
+        }
+    }
+}
+
+fn gpus_of(config: &Config) -> BTreeMap<Gpu, Vec<&Model>> {
+    let mut gpus: BTreeMap<Gpu, Vec<&Model>> = BTreeMap::new();
+    for model in &config.models {
+        model.rules.gpus.iter().for_each(|gpu| gpus.entry(*gpu).or_default().push(model));
+    }
+    gpus
 }
 
 /// Looks where the service would: in the engine's own PATH, or from its folder.

@@ -8,12 +8,14 @@ use std::path::{Path, PathBuf};
 
 use poorwill::ByteSize;
 use poorwill::gpus::{Gpus, GpusError};
+use poorwill_rotate::measure::{Devices, Gpu, GpuMemory, Meter as _};
 use serde::Serialize;
 use toml::{Table, Value};
 
 use self::running::{RunningEngine, running};
 use super::draft::{self, Draft, EngineDraft, ModelDraft, literal};
 use super::engines::{EngineProgram, without_secrets};
+use super::opening::runtime;
 use poorwill_local::failure::{CommandOutput, Failure};
 
 /// The first port to try for a listener.
@@ -63,7 +65,8 @@ impl CommandOutput for InitReport {
 pub(super) fn run(path: Option<&Path>) -> Result<InitReport, Failure> {
     let gpus = Gpus::open();
     let engines = running(gpus.as_ref().ok())?;
-    let draft = drafted(&engines, &gpus);
+    let others = if gpus.is_ok() { Vec::new() } else { other_gpus()? };
+    let draft = drafted(&engines, &gpus, &others);
     let text = draft.text()?;
     if let Some(path) = path {
         draft::write_new(path, &text)?;
@@ -75,14 +78,21 @@ pub(super) fn run(path: Option<&Path>) -> Result<InitReport, Failure> {
     });
     Ok(InitReport {
         models: found.collect(),
-        gpus: gpus.and_then(|gpus| gpus.count()).unwrap_or(0),
+        gpus: gpus.and_then(|gpus| gpus.count()).unwrap_or(others.len()),
         configuration: path.is_none().then_some(text),
         file: path.map(Path::to_path_buf),
     })
 }
 
-fn drafted(engines: &[RunningEngine], gpus: &Result<Gpus, GpusError>) -> Draft {
-    let mut draft = Draft { notes: head(engines, gpus), ..Draft::default() };
+/// Those of other makers, until one is not there.
+fn other_gpus() -> Result<Vec<GpuMemory>, Failure> {
+    let (meter, runtime) = (Devices::default(), runtime()?);
+    let memory = (0..).map_while(|position| runtime.block_on(meter.measure(&[Gpu(position)])).ok());
+    Ok(memory.flatten().collect())
+}
+
+fn drafted(engines: &[RunningEngine], gpus: &Result<Gpus, GpusError>, others: &[GpuMemory]) -> Draft {
+    let mut draft = Draft { notes: head(engines, gpus, others), ..Draft::default() };
     let mut taken: BTreeSet<u16> = engines.iter().map(|engine| engine.address.port()).collect();
     draft.front = free_address(&mut taken);
     draft.control = free_address(&mut taken);
@@ -90,18 +100,25 @@ fn drafted(engines: &[RunningEngine], gpus: &Result<Gpus, GpusError>) -> Draft {
     draft
 }
 
-fn head(engines: &[RunningEngine], gpus: &Result<Gpus, GpusError>) -> Vec<String> {
+fn head(engines: &[RunningEngine], gpus: &Result<Gpus, GpusError>, others: &[GpuMemory]) -> Vec<String> {
     let mut notes =
         vec!["A rotation: these models share the GPUs, and take turns. `poorwill rotate check --config FILE` checks \
               this file, and `poorwill rotate --config FILE` serves it."
             .to_owned()];
+    let sized = |position: usize, bytes: u64| format!("GPU {position} has {}.", ByteSize(bytes));
     let of_gpu = |gpus: &Gpus, position: usize| match gpus.memory(position) {
-        Ok(memory) => format!("GPU {position} has {}.", ByteSize(memory.total_bytes)),
+        Ok(memory) => sized(position, memory.total_bytes),
         Err(error) => format!("GPU {position}: {error}."),
     };
     match gpus {
         Ok(gpus) => notes.extend((0..gpus.count().unwrap_or(0)).map(|position| of_gpu(gpus, position))),
-        Err(error) => notes.push(format!("No GPU was found, and without one no model can wake: {error}.")),
+        Err(_) if !others.is_empty() => {
+            notes.extend(others.iter().zip(0..).map(|(memory, position)| sized(position, memory.total_bytes)));
+        }
+        Err(error) => notes.push(format!(
+            "No GPU was found, and without one no model can wake: {error}. One that cannot be measured is declared: \
+             [memory] measure = \"declared\" and gpu = \"24GiB\", with a need for each model."
+        )),
     }
     if engines.is_empty() {
         notes.push(
@@ -306,7 +323,7 @@ mod tests {
 
     fn text(engines: &[RunningEngine]) -> String {
         let gpus = Err(GpusError::Absent { position: 0, count: 0 });
-        drafted(engines, &gpus).text().unwrap_or_else(|failure| panic!("{failure}"))
+        drafted(engines, &gpus, &[]).text().unwrap_or_else(|failure| panic!("{failure}"))
     }
 
     #[test]

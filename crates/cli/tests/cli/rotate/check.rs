@@ -116,8 +116,32 @@ fn it_says_what_is_missing() {
     let _taken = TcpListener::bind(("127.0.0.1", fixture.front)).unwrap();
     let text = check(&fixture, &[]).succeeded();
     assert!(text.contains("warning: front: 127.0.0.1") && text.contains("is taken"), "{text}");
-    fixture.lacks_nvml = true;
-    let text = check(&fixture, &[]).succeeded();
-    assert!(text.contains("warning: NVML is not available"), "{text}");
     fixture.assert_empty();
+}
+
+#[test]
+fn where_nothing_can_wake_it_fails() {
+    let mut fixture = fixture();
+    fixture.models.push(Model::new("birch"));
+    fixture.lacks_nvml = true;
+    let ran = check(&fixture, &[]);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    let words = "error: models `amber`, `birch` cannot wake: cannot measure GPU 0: NVML is not available";
+    assert!(ran.stdout.contains(words) && ran.stderr.contains("cannot be served here"), "{ran:?}");
+}
+
+#[test]
+fn declared_memory_is_believed_with_a_warning() {
+    let fixture = fixture();
+    fixture.write();
+    for (need, code, words) in [
+        ("300MiB", 0, "warning: memory: nothing is measured"),
+        ("600MiB", 1, "error: model `amber` needs 600 MiB on GPU 0, which has 512 MiB"),
+    ] {
+        let config = fixture.config().replace("\"processes\"", "\"declared\"");
+        let config = config.replace("\"80MiB\"", &format!("\"{need}\""));
+        fixture.folder.write("rotation.toml", config);
+        let ran = fixture.run(&["rotate", "check", "--config", "rotation.toml"]);
+        assert!(ran.code == code && ran.stdout.contains(words), "{ran:?}");
+    }
 }

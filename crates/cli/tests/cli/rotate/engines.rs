@@ -161,3 +161,29 @@ fn an_engine_of_another_kind_than_before_serves_once_the_configuration_says_so()
     rotator.end();
     fixture.assert_empty();
 }
+
+#[test]
+fn declared_needs_decide_who_is_awake() {
+    let mut fixture = Fixture::of_two();
+    fixture.models.iter_mut().for_each(|model| model.lines = NO_GRACE.to_owned());
+    let config = fixture.config().replace("\"processes\"", "\"declared\"");
+    fixture.folder.write("rotation.toml", &config);
+    let rotator = fixture.start_with(&config, &[]);
+    for (asked, other) in [("amber", "birch"), ("birch", "amber"), ("amber", "birch")] {
+        fixture.say(asked, "Tell me of a tree.");
+        is_stage(&fixture, &rotator, asked, "ready");
+        let stage = &fixture.now(other)["stage"];
+        assert!(
+            ["cold", "asleep"].contains(&stage.as_str().unwrap()),
+            "{other} is {stage}\n{}",
+            rotator.log()
+        );
+        let gpu = &fixture.status()["gpus"][0];
+        assert_eq!(gpu["is_measured"], json!(false), "{gpu}");
+        assert_eq!((&gpu["total_bytes"], &gpu["free_bytes"]), (&json!(128 << 20), &json!(48 << 20)), "{gpu}");
+    }
+    let shown = fixture.order(&["status"]).succeeded();
+    assert!(shown.contains("declared, not measured"), "{shown}");
+    assert!(rotator.end().contains("nothing is measured, and needs are believed"));
+    fixture.assert_empty();
+}

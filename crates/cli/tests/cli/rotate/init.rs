@@ -206,9 +206,18 @@ fn gpus_that_are_missing_or_too_small_are_errors() {
     assert!(text.ends_with("nothing is missing\n"), "{text}");
     for (lines, words) in [
         ("gpus = [0]\nneed = \"25GiB\"", "model `one` needs 25 GiB on GPU 0, which has 24 GiB"),
-        ("gpus = [0, 3]", "model `one`: NVML shows 3 GPUs, counted from 0, and none at 3"),
-        ("gpus = [1]", "model `one`: GPU 1 is divided into instances (MIG)"),
-        ("gpus = [2]", "model `one`: NVML does not report the memory of GPU 2"),
+        (
+            "gpus = [0, 3]",
+            "model `one` cannot wake: cannot measure GPU 3: NVML shows 3 GPUs, counted from 0, and none at 3",
+        ),
+        (
+            "gpus = [1]",
+            "model `one` cannot wake: cannot measure GPU 1: GPU 1 is divided into instances (MIG)",
+        ),
+        (
+            "gpus = [2]",
+            "model `one` cannot wake: cannot measure GPU 2: NVML does not report the memory of GPU 2",
+        ),
     ] {
         let report = check(lines);
         assert_eq!(report.code, 1, "{report:?}");

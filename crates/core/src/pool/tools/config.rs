@@ -41,8 +41,9 @@ pub struct PoolConfig {
     /// trimmed. See [`Pool::set_cached_max_bytes`](crate::Pool::set_cached_max_bytes).
     pub cached_max_bytes: Option<u64>,
     /// Whether backups stay in host memory after a wake, so that the next sleep copies only changes.
-    /// [`Pool::drop_backups`](crate::Pool::drop_backups) and a lack of host memory drop them.
-    pub keep_backups: bool,
+    /// [`Pool::drop_backups`](crate::Pool::drop_backups) and a lack of host memory drop them. `None`: unless the device
+    /// [shares host memory](crate::DeviceInfo::shares_host_memory), where they would double what is awake.
+    pub keep_backups: Option<bool>,
     /// Whether backups are stored as codes. A pool with a storage of its own ignores it.
     pub compress: Compress,
 }
@@ -55,7 +56,7 @@ impl Default for PoolConfig {
             span_granules: 512,
             segment_granules: 32,
             cached_max_bytes: None,
-            keep_backups: true,
+            keep_backups: None,
             compress: Compress::Auto,
         }
     }
@@ -99,9 +100,15 @@ impl PoolConfig {
 
     /// Sets whether backups stay after a wake.
     #[must_use]
-    pub fn keeping_backups(mut self, keep_backups: bool) -> Self {
-        self.keep_backups = keep_backups;
+    pub fn keeping_backups(mut self, keep_backups: impl Into<Option<bool>>) -> Self {
+        self.keep_backups = keep_backups.into();
         self
+    }
+
+    /// Whether backups stay after a wake on this device.
+    #[must_use]
+    pub fn keeps_backups_on(&self, info: &DeviceInfo) -> bool {
+        self.keep_backups.unwrap_or(!info.shares_host_memory)
     }
 
     /// Sets whether backups are stored as codes.

@@ -435,10 +435,13 @@ pub struct SleepReport {
     pub seconds: f64,
     /// Planned.
     pub planned_release_bytes: u64,
-    /// Released.
+    /// Released: less `shared_backup_bytes`.
     pub released_bytes: u64,
     /// How that is known.
     pub release: Release,
+    /// Taken by backups from the memory that the device shares with the computer, so not given back; 0 where it has
+    /// memory of its own.
+    pub shared_backup_bytes: u64,
     /// Copied to backups.
     pub copied_bytes: u64,
     /// Written there for them: less where they are stored as codes.

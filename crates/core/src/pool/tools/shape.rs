@@ -29,7 +29,7 @@ impl Shape {
                 bytes => bytes,
             },
             limit_bytes: config.limit_bytes,
-            keep_backups: config.keep_backups,
+            keep_backups: config.keeps_backups_on(info),
         }
     }
 

@@ -451,7 +451,8 @@ function fillGpu(row, gpu) {
   const isKnown = gpu.total_bytes !== null && gpu.total_bytes > 0 && gpu.free_bytes !== null;
   const inUse = isKnown ? Math.max(0, gpu.total_bytes - gpu.free_bytes) : null;
   const share = (count) => (isKnown ? `${Math.min(100, (count / gpu.total_bytes) * 100)}%` : "0%");
-  put(total, gpu.total_bytes === null ? "not measured yet" : bytes(gpu.total_bytes));
+  const declared = gpu.is_measured === false ? " declared, nothing is measured" : "";
+  put(total, gpu.total_bytes === null ? "not measured yet" : bytes(gpu.total_bytes) + declared);
   used.style.width = share(inUse);
   row.parts.legend.hidden = !isKnown;
   if (isKnown) showOwners(row.parts, gpu, inUse);

@@ -9,3 +9,4 @@ mod envelope;
 mod scene;
 mod slices;
 mod truth;
+mod unified;

@@ -1,6 +1,6 @@
 //! Parts of GPUs: by HAMi, as a MIG instance, by MPS, and of the computer's own memory.
 
-use poorwill::budget::{Budget, SourceName, claim_in_use};
+use poorwill::budget::{Budget, SourceName, claim_in_use, system_reserve_bytes};
 use poorwill::{Arena, Config, Device};
 
 use super::scene::{
@@ -10,6 +10,7 @@ use super::scene::{
 
 use SourceName::{
     CudaFree, CudaTotal, DeviceProperties, MemoryLimit, MpsLimit, NvmlFree, NvmlTotal, SystemAvailable,
+    SystemTotal,
 };
 
 /// HAMi's slice of 23 GiB of a 24 GiB card, with this much in use.
@@ -250,10 +251,12 @@ fn shared_memory_of_the_computer_counts_as_free() {
     assert_allocatable(&Arena::open(Config::on(gpu())).unwrap(), 64 * MIB);
 
     let large = Device::open(&"cuda:1".parse().unwrap()).unwrap().budget(None);
-    let available = source_of(&large, SystemAvailable).bytes.unwrap();
-    let headroom = available.clamp(6 * MIB, 1024 * GIB);
-    assert_eq!(figures(&large), (Some(CudaTotal), Some(1024 * GIB), Some(headroom)));
-    assert_eq!(large.total_bytes, Some(1024 * GIB));
+    let [available, computer] =
+        [SystemAvailable, SystemTotal].map(|name| source_of(&large, name).bytes.unwrap());
+    let total = computer - system_reserve_bytes(computer);
+    let headroom = available.saturating_sub(system_reserve_bytes(computer));
+    assert_eq!(figures(&large), (Some(SystemTotal), Some(total), Some(headroom)));
+    assert_eq!(large.total_bytes, Some(total));
 }
 
 #[test]

@@ -50,10 +50,12 @@ class Environment:
     """Host memory for backups and offloaded weights, for each GPU."""
     pageable: bool = False
     """Whether backups are in pageable instead of page-locked memory."""
-    prepare: bool = True
-    """Whether the weights are backed up in the background once the engine has started."""
-    keep_backups: bool = True
-    """Whether backups stay in host memory after a wake, so that the next sleep copies only what changed."""
+    prepare: bool | None = None
+    """Whether the weights are backed up in the background once the engine has started; by default, unless the
+    GPU shares the computer's memory"""
+    keep_backups: bool | None = None
+    """Whether backups stay in host memory after a wake, for the next sleep; by default, unless
+    the GPU shares the computer's memory"""
     keep_awake: tuple[str, ...] = ()
     """Tags that no sleep of the engine touches: `weights` where a trainer in the process shares them"""
     compress: Literal["auto", "off", "always"] = "auto"

@@ -71,7 +71,7 @@ class Allocator:
         limit_bytes: int | None = None,
         host_limit_bytes: int | None = None,
         pageable: bool = False,
-        keep_backups: bool = True,
+        keep_backups: bool | None = None,
         compress: Literal["auto", "off", "always"] = "auto",
         disk: str | None = None,
         disk_limit_bytes: int | None = None,

@@ -166,6 +166,13 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             gib(arena.limit_bytes),
             arena.device,
         )
+        if arena.shares_host_memory and not self._environment.disk:
+            logger.warning(
+                "%s shares the computer's memory, so a sleep at level 1 gives back the KV cache alone: "
+                "backups of the rest take what it releases. Sleep at level 2, or set %s",
+                arena.device,
+                _environment.DISK,
+            )
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         self._keep_out_of_the_weights()
@@ -595,8 +602,18 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         return saved
 
     def _prepare_in_background(self) -> None:
-        if self._environment.prepare and self._host_shortage() is None:
+        if self._prepares() and self._host_shortage() is None:
             self.poorwill_prepare()
+
+    def _prepares(self) -> bool:
+        prepare, arena = self._environment.prepare, self.allocator.arena
+        if prepare and arena.shares_host_memory:
+            logger.warning(
+                "%s=1 backs up the weights in the memory that %s shares: they are there twice from now on",
+                _environment.PREPARE,
+                arena.device,
+            )
+        return not arena.shares_host_memory if prepare is None else prepare
 
     def _note_preparation(self, *, wait: bool) -> PrepareReport | None:
         """Makes an event of a finished preparation. With `wait`, raises its error."""

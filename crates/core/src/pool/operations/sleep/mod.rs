@@ -32,6 +32,14 @@ use crate::tag::{SleepAction, Tag};
 const SLEEP: &str = "sleep";
 const DISCARD: &str = "discard";
 
+/// What the device gave back, and what the new backups took of the same memory.
+#[derive(Debug, Clone, Copy)]
+struct Released {
+    bytes: u64,
+    shared_bytes: u64,
+    is_short: bool,
+}
+
 impl Shared {
     pub(in crate::pool) fn sleep(
         &self,
@@ -99,6 +107,7 @@ impl Shared {
         self.quiesce()
             .map_err(|source| refused_by_capture(op, &source).unwrap_or(at(Phase::Quiesce)(source)))?;
         let before = self.driver().memory_info().map_err(at(Phase::Measure))?;
+        let shared_before_bytes = self.shared_backup_bytes();
         let plan = {
             let mut state = self.open_state()?;
             let plan = plan(&state)?;
@@ -125,11 +134,18 @@ impl Shared {
         };
         self.lock_state().commit_sleep(&plan);
         let (released_bytes, refused) = self.release(memory, &mut mappings, &mut saved.phases);
-        let report = self.report(&plan, &saved, before, released_bytes, refused.is_some(), started);
+        let shared_bytes = self.shared_backup_bytes().saturating_sub(shared_before_bytes);
+        let released = Released { bytes: released_bytes, shared_bytes, is_short: refused.is_some() };
+        let report = self.report(&plan, &saved, before, released, started);
         match refused {
             Some(source) => Err(PoolError::Shortfall { report: Box::new(report), source }),
             None => Ok(report),
         }
+    }
+
+    /// Held for backups in the device's own memory.
+    fn shared_backup_bytes(&self) -> u64 {
+        if self.driver().info().shares_host_memory { self.backups().held_bytes() } else { 0 }
     }
 
     /// After a failed sleep: its new backups are useless where backups are not kept. Where host memory is short they
@@ -190,8 +206,7 @@ impl Shared {
         plan: &SleepPlan,
         saved: &Saved,
         before: MemoryInfo,
-        released_bytes: u64,
-        short: bool,
+        released: Released,
         started: Instant,
     ) -> SleepReport {
         // After the point of no return a failed query is no reason to fail.
@@ -201,7 +216,7 @@ impl Shared {
             .process
             .zip(after.and_then(process))
             .map(|(b, a)| b.used_bytes.saturating_sub(a.used_bytes));
-        let confirmed = fell.is_some_and(|fell_bytes| fell_bytes >= released_bytes);
+        let confirmed = fell.is_some_and(|fell_bytes| fell_bytes >= released.bytes);
         let held_bytes = self.counters().held_bytes();
         let unaccounted_bytes = after.and_then(process).map_or(0, |process| {
             process.used_bytes.saturating_sub(process.context_bytes).saturating_sub(held_bytes)
@@ -214,8 +229,9 @@ impl Shared {
             already_asleep_tags: state.tags().names(&plan.already_asleep),
             seconds: started.elapsed().as_secs_f64(),
             planned_release_bytes: plan.release_bytes,
-            released_bytes,
-            release: match (short, confirmed) {
+            released_bytes: released.bytes.saturating_sub(released.shared_bytes),
+            shared_backup_bytes: released.shared_bytes,
+            release: match (released.is_short, confirmed) {
                 (true, _) => Release::Shortfall,
                 (false, true) => Release::Confirmed,
                 (false, false) => Release::Ledger,

@@ -1,0 +1,79 @@
+//! A device whose memory is the computer's: what backups take is not given back.
+
+use std::sync::Arc;
+
+use poorwill_core::{Driver, Level, Pool, PoolConfig, SleepReport, SleepRequest, Tag, WakeRequest};
+use poorwill_testkit::backups::{Coding, TestBackups};
+use poorwill_testkit::device::TestDevice;
+use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
+use poorwill_testkit::tenant::Tenant;
+
+const WEIGHTS: u64 = 10;
+const CACHE: u64 = 5;
+
+struct World {
+    tenant: Tenant,
+    store: TestBackups,
+    granule: u64,
+    _device: TestDevice,
+}
+
+impl World {
+    fn new(shares: bool, config: PoolConfig) -> Self {
+        let device = TestDevice::open(64);
+        let driver = ScriptedDriver::new(device.driver(), |_| Verdict::Pass);
+        let driver: Arc<dyn Driver> = Arc::new(driver.with_info(|info| {
+            info.fast_digests = true;
+            info.shares_host_memory = shares;
+        }));
+        let store = TestBackups::new(&driver, Coding::Xored, u64::MAX);
+        let config = config.in_chunks_of(4).in_segments_of(8);
+        let pool = Pool::with_backups(driver, config, Arc::new(store.clone())).unwrap();
+        let mut tenant = Tenant::new(&Arc::new(pool), 5);
+        let granule = tenant.granule();
+        tenant.load(WEIGHTS * granule, &Tag::weights());
+        tenant.load(CACHE * granule, &Tag::kv_cache());
+        Self { tenant, store, granule, _device: device }
+    }
+
+    /// A sleep and a wake. Returns what the sleep released, and what its backups took of the same memory, in granules.
+    fn cycle(&mut self, level: Level) -> (u64, u64) {
+        let sleep = self.sleep(level);
+        self.tenant.pool.wake(&WakeRequest::all()).unwrap();
+        (sleep.released_bytes / self.granule, sleep.shared_backup_bytes / self.granule)
+    }
+
+    fn sleep(&mut self, level: Level) -> SleepReport {
+        let sleep = self.tenant.pool.sleep(&SleepRequest::all(level)).unwrap();
+        assert_eq!(sleep.planned_release_bytes, (WEIGHTS + CACHE) * self.granule);
+        sleep
+    }
+}
+
+#[test]
+fn what_backups_take_is_not_released() {
+    let mut world = World::new(true, PoolConfig::default());
+    // Backups are not kept by default, so each sleep is as the first one.
+    for _ in 0..2 {
+        assert_eq!(world.cycle(Level::One), (CACHE, WEIGHTS));
+        assert_eq!((world.tenant.pool.stats().unwrap().backup_bytes, world.store.used_bytes()), (0, 0));
+    }
+    assert_eq!(world.cycle(Level::Two), (WEIGHTS + CACHE, 0));
+}
+
+#[test]
+fn what_kept_backups_hold_already_is_taken_once() {
+    let mut world = World::new(true, PoolConfig::default().keeping_backups(true));
+    assert_eq!(world.cycle(Level::One), (CACHE, WEIGHTS));
+    assert_eq!(world.store.used_bytes(), WEIGHTS * world.granule);
+    assert_eq!(world.cycle(Level::One), (WEIGHTS + CACHE, 0));
+}
+
+#[test]
+fn memory_of_its_own_is_released_whole() {
+    let mut world = World::new(false, PoolConfig::default());
+    for _ in 0..2 {
+        assert_eq!(world.cycle(Level::One), (WEIGHTS + CACHE, 0));
+        assert_eq!(world.store.used_bytes(), WEIGHTS * world.granule, "backups stay by default");
+    }
+}

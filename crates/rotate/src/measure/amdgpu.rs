@@ -1,0 +1,80 @@
+//! AMD's GPUs, by the files of the driver amdgpu in sysfs. Positions are in the order of PCI addresses.
+//!
+//! An APU has a small part of the computer's memory as its own (VRAM), and takes more from the rest (GTT). Engines use
+//! both, so its memory is their sum. Of the second part it can have no more than the system has available, less the
+//! reserve of [unified memory](super::unified).
+
+use std::fs::File;
+use std::io::{ErrorKind, Read as _};
+use std::path::Path;
+
+use poorwill::ByteSize;
+use poorwill::gpus;
+
+use super::GpuMemory;
+use super::devices::DeviceMemory;
+use super::files::{DrmCard, Files, required};
+use poorwill_rotation_policy::Gpu;
+
+pub(super) const DRIVERS: &[&str] = &["amdgpu"];
+
+const HELP: &str = "update the kernel, or declare its memory: [memory] measure = \"declared\"";
+
+/// The format of `gpu_metrics`, in the third byte of its header: 1 is of cards, and these are of APUs.
+const APU_FORMATS: [u8; 2] = [2, 3];
+
+/// `EOPNOTSUPP`: virtual functions keep no metrics.
+const UNSUPPORTED: i32 = 95;
+
+#[derive(Debug)]
+pub(super) struct Amdgpu(pub(super) Files);
+
+impl DeviceMemory for Amdgpu {
+    fn memory(&mut self, gpu: Gpu) -> Result<GpuMemory, String> {
+        let cards = self.0.cards(DRIVERS)?;
+        let Some(card) = cards.get(gpu.0) else {
+            let count = cards.len();
+            return Err(format!(
+                "amdgpu has {count} GPUs, counted from 0 by PCI address, and none at {}",
+                gpu.0
+            ));
+        };
+        self.memory_of(card).map_err(|reason| format!("{reason}; {HELP}"))
+    }
+}
+
+impl Amdgpu {
+    fn memory_of(&self, card: &DrmCard) -> Result<GpuMemory, String> {
+        let device = card.folder.join("device");
+        let vram = part(&device, "vram")?;
+        if !is_apu(&device.join("gpu_metrics"))? {
+            return Ok(vram);
+        }
+        let gtt = part(&device, "gtt")?;
+        let computer = gpus::unified_memory(self.0.root()).map_err(|error| error.to_string())?;
+        Ok(GpuMemory {
+            free_bytes: vram.free_bytes.saturating_add(gtt.free_bytes.min(computer.free_bytes)),
+            total_bytes: vram.total_bytes.saturating_add(gtt.total_bytes.min(computer.total_bytes)),
+        })
+    }
+}
+
+fn part(device: &Path, name: &str) -> Result<GpuMemory, String> {
+    let figure = |what: &str| required(&device.join(format!("mem_info_{name}_{what}")));
+    let (total_bytes, used_bytes) = (figure("total")?, figure("used")?);
+    let free_bytes = total_bytes.checked_sub(used_bytes).ok_or_else(|| {
+        let (total, used) = (ByteSize(total_bytes), ByteSize(used_bytes));
+        format!("{}: {used} of {total} are used in mem_info_{name}_used", device.display())
+    })?;
+    Ok(GpuMemory { free_bytes, total_bytes })
+}
+
+fn is_apu(metrics: &Path) -> Result<bool, String> {
+    let mut header = [0; 3];
+    match File::open(metrics).and_then(|mut file| file.read_exact(&mut header)) {
+        Ok(()) => Ok(APU_FORMATS.contains(&header[2])),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) if error.raw_os_error() == Some(UNSUPPORTED) => Ok(false),
+        Err(error) => Err(format!("cannot read {}: {error}", metrics.display())),
+    }
+}

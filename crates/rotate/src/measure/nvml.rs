@@ -1,0 +1,16 @@
+//! NVIDIA's GPUs, by NVML. Positions are NVML's. Nothing is allocated on any GPU.
+//!
+//! Where a GPU shares the computer's memory, NVML keeps no figures, and [`Gpus`] reads the computer's.
+
+use poorwill::gpus::Gpus;
+
+use super::GpuMemory;
+use super::devices::DeviceMemory;
+use poorwill_rotation_policy::Gpu;
+
+impl DeviceMemory for Gpus {
+    fn memory(&mut self, gpu: Gpu) -> Result<GpuMemory, String> {
+        let memory = Self::memory(self, gpu.0).map_err(|error| error.to_string())?;
+        Ok(GpuMemory { free_bytes: memory.free_bytes, total_bytes: memory.total_bytes })
+    }
+}
