@@ -41,6 +41,7 @@ impl Policy {
                 self.leave(id, Leave::Sleep);
             }
         }
+        self.relieve();
         (0..self.models.len()).for_each(|id| self.call_off(id));
         let mut reserved = vec![false; self.free.len()];
         let mut waiting: Vec<(Claim, usize)> = Vec::new();
@@ -159,7 +160,7 @@ impl Policy {
         let model = &self.models[id];
         let mut missing = vec![0; self.free.len()];
         for (gpu, need) in model.rules.gpus.iter().zip(model.need(up).unwrap_or_default()) {
-            missing[gpu.0] = i128::from(need) - i128::from(self.free[gpu.0].unwrap_or_default());
+            missing[gpu.0] = i128::from(need) - i128::from(self.available(id, up, *gpu).unwrap_or_default());
         }
         for other in list.iter().map(|other| &self.models[*other]) {
             let has = other.promised().unwrap_or_else(|| vec![u64::MAX; other.rules.gpus.len()]);
@@ -185,7 +186,8 @@ impl Policy {
         self.changes += 1;
     }
 
-    fn evict(&mut self, id: usize) {
+    pub(super) fn evict(&mut self, id: usize) {
+        self.models[id].is_displaced = self.models[id].rules.preload;
         self.leave(id, Leave::Sleep);
     }
 
@@ -210,7 +212,7 @@ impl Policy {
 
     /// Those of least worth leave first: idle before busy, then those with few requests. Among equals it is what a swap
     /// takes over the time until the next request.
-    fn worth(&self, id: usize) -> (usize, u128, Time) {
+    pub(super) fn worth(&self, id: usize) -> (usize, u128, Time) {
         let model = &self.models[id];
         if model.rules.turn_per_swap == 0 {
             return (0, 0, model.last_used);
@@ -238,10 +240,13 @@ impl Policy {
             let is_kept = holders.iter().any(|other| self.models[*other].is_pinned);
             return if is_kept { Space::Never } else { self.when(holders, claim) };
         };
+        if self.too_large(id).is_some() {
+            return Space::Never;
+        }
         let mut missing = vec![0; self.free.len()];
         for (gpu, need) in model.rules.gpus.iter().zip(need) {
             // Unmeasured memory is measured before any model leaves for it.
-            let free = self.free[gpu.0].unwrap_or(need);
+            let free = self.available(id, up, *gpu).unwrap_or(need);
             missing[gpu.0] = i128::from(need) - i128::from(free);
         }
         // Models that are leaving count as gone; memory is measured before the start or wake.

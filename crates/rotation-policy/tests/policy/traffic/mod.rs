@@ -9,7 +9,7 @@ use std::time::Duration;
 use poorwill_rotation_policy::Rules;
 use poorwill_testkit::effort::Effort;
 
-use self::compared::{ALONE, MIXED, Run, by_cost, by_time, hibernates, outcome, twenty_models};
+use self::compared::{ALONE, MIXED, Run, by_cost, by_time, hibernates, outcome, six_started, twenty_models};
 use self::machine::{Client, Cost, Traffic};
 
 fn millis(millis: u64) -> Duration {
@@ -119,4 +119,22 @@ fn more_models_are_awake_and_more_is_answered_where_sleepers_hibernate() {
     assert_eq!((asleep.most_awake, hibernating.most_awake), (3, 4));
     assert!(hibernating.swaps * 3 < asleep.swaps, "{} {}", hibernating.swaps, asleep.swaps);
     assert!(hibernating.answered * 10 > asleep.answered * 11, "{} {}", hibernating.answered, asleep.answered);
+}
+
+#[test]
+fn explore() {
+    let time = Duration::from_secs(1000);
+    let env = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
+    for seed in 0..3 {
+        let traffic = six_started(seed, time, |_, rules| {
+            if let Some(grace) = env("GRACE") { rules.grace = millis(grace); }
+            if let Some(per) = env("PER") { rules.turn_per_swap = per as u32; }
+            if let Some(max) = env("TURN") { rules.turn_max = millis(max); }
+        });
+        let waits = traffic.waits();
+        let at = |share: usize| waits[(waits.len() - 1) * share / 1000].as_secs_f64();
+        println!("seed {seed}: starts {} coming {:.3} swapping {:.3} answered {} refused {} most awake {} p50 {:.1} p90 {:.1} p99 {:.1} max {:.1}",
+            traffic.swaps, traffic.coming.as_secs_f64() / time.as_secs_f64(), traffic.swapping.as_secs_f64() / time.as_secs_f64(), traffic.answered, traffic.refused, traffic.most_awake,
+            at(500), at(900), at(990), at(1000));
+    }
 }
