@@ -1,5 +1,5 @@
-//! Tables of the policy under traffic, in virtual time: `turns` compares rules over ten models, and `hibernation` over
-//! twenty. Both take minutes; docs/benchmarks has them.
+//! Tables of the policy under traffic, in virtual time: `turns` compares rules over ten models, `hibernation` over twenty,
+//! and `starts` over six that are stopped and started. They take minutes; docs/benchmarks has them.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,7 +13,10 @@ use std::time::Duration;
 
 use poorwill_rotation_policy::Rules;
 
-use compared::{ALONE, MIXED, Outcome, Run, by_cost, by_time, hibernates, outcome, twenty_models};
+use compared::{
+    ALONE, CONFIGURED_MIB, MEASURED_MIB, MIXED, Outcome, Run, by_cost, by_time, hibernates, outcome, six_started,
+    twenty_models,
+};
 
 fn main() -> ExitCode {
     // Cargo adds `--bench`.
@@ -21,9 +24,10 @@ fn main() -> ExitCode {
     match names.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["turns"] => table_of_turns(),
         ["hibernation"] => table_of_hibernation(),
-        [] => println!("name a table: `turns` or `hibernation`"),
+        ["starts"] => table_of_starts(),
+        [] => println!("name a table: `turns`, `hibernation` or `starts`"),
         _ => {
-            eprintln!("there are two tables, one at a time: `turns` and `hibernation`");
+            eprintln!("there are three tables, one at a time: `turns`, `hibernation` and `starts`");
             return ExitCode::from(2);
         }
     }
@@ -67,6 +71,34 @@ fn table_of_turns() {
         row("by cost", keeps_up[0], by_cost);
         row("by cost", keeps_up[1], by_cost);
         row("by time", keeps_up[1], by_time);
+    }
+}
+
+fn table_of_starts() {
+    let time = Duration::from_secs(10_000);
+    println!("| needs | turn_per_swap | starts a minute | in starts | in starts and stops | wait p50 | p99 | longest |");
+    println!("|---|---|---|---|---|---|---|---|");
+    for (name, needs) in [("as measured", MEASURED_MIB), ("as configured", CONFIGURED_MIB)] {
+        for (turns, change) in [
+            (1, (|rules| rules.turn_per_swap = 1) as fn(&mut Rules)),
+            (2, |rules| rules.turn_per_swap = 2),
+            (3, by_cost),
+            (4, |rules| (rules.turn_per_swap, rules.turn_max) = (4, Duration::from_secs(20))),
+        ] {
+            let traffic = six_started(1, time, needs, change);
+            let waits = traffic.waits();
+            let seconds = |share: usize| waits[(waits.len() - 1) * share / 100].as_secs_f64();
+            let share = |of: Duration| of.as_secs_f64() / time.as_secs_f64();
+            println!(
+                "| {name} | {turns} | {} | {:.3} | {:.3} | {:.1} s | {:.1} s | {:.1} s |",
+                traffic.swaps * 60 / time.as_secs(),
+                share(traffic.coming),
+                share(traffic.swapping),
+                seconds(50),
+                seconds(99),
+                seconds(100)
+            );
+        }
     }
 }
 

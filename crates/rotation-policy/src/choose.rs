@@ -349,7 +349,30 @@ impl Policy {
         let turn_over = self.turn_over_at(id, since, claim);
         // A steady client is idle between two requests.
         let idled_out = model.last_used.after(model.grace());
+        let idled_out = self.batched_until(id).map_or(idled_out, |until| idled_out.max(until));
         Some(settled.max(if model.is_idle() { idled_out.min(turn_over) } else { turn_over }))
+    }
+
+    /// Where several models queue for a swap, how long an idle one stays for its next requests: as long as each of them
+    /// can still come within a turn by swaps of what they cost, one after the other.
+    fn batched_until(&self, id: usize) -> Option<Time> {
+        let model = &self.models[id];
+        let turn = model.turn_min(self.now);
+        if !model.demand.is_known_within(turn) {
+            return None;
+        }
+        let waits = |other: &usize| !self.models[*other].is_ready() && self.share(id, *other);
+        let claim = |other: usize| Some((self.models[other].claim()?, other));
+        let mut waiting: Vec<(Claim, usize)> =
+            (0..self.models.len()).filter(waits).filter_map(claim).collect();
+        waiting.sort_by_key(|(claim, other)| (claim.rank(), *other));
+        let mut before = Duration::ZERO;
+        let latest = waiting.iter().map(|(claim, other)| {
+            let patience = turn.saturating_sub(before).saturating_sub(claim.lead_over(model.rules.priority));
+            before = before.saturating_add(self.models[*other].swap_cost(self.now));
+            claim.since.after(patience)
+        });
+        latest.min().filter(|_| waiting.len() > 1)
     }
 
     /// When its turn ends if it has requests, and is awake since then.

@@ -146,7 +146,7 @@ impl Fixture {
                 };
                 let free = |gpu: &Gpu| {
                     let is_on = |other: &usize| self.rules[*other].gpus.contains(gpu);
-                    CARD - (0..self.needs.len()).filter(is_on).map(held).sum::<u64>()
+                    CARD.saturating_sub((0..self.needs.len()).filter(is_on).map(held).sum())
                 };
                 memory_of(self.rules[model].gpus.iter().map(free).collect())
             }

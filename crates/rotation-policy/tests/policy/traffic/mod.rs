@@ -9,7 +9,9 @@ use std::time::Duration;
 use poorwill_rotation_policy::Rules;
 use poorwill_testkit::effort::Effort;
 
-use self::compared::{ALONE, MIXED, Run, by_cost, by_time, hibernates, outcome, six_started, twenty_models};
+use self::compared::{
+    ALONE, MEASURED_MIB, MIXED, Run, by_cost, by_time, hibernates, outcome, six_started, twenty_models,
+};
 use self::machine::{Client, Cost, Traffic};
 
 fn millis(millis: u64) -> Duration {
@@ -117,24 +119,20 @@ fn more_models_are_awake_and_more_is_answered_where_sleepers_hibernate() {
     let [asleep, hibernating] =
         [|_: &mut Rules| {}, hibernates].map(|change| twenty_models(33, time, change));
     assert_eq!((asleep.most_awake, hibernating.most_awake), (3, 4));
-    assert!(hibernating.swaps * 3 < asleep.swaps, "{} {}", hibernating.swaps, asleep.swaps);
+    assert!(hibernating.swaps * 5 < asleep.swaps * 2, "{} {}", hibernating.swaps, asleep.swaps);
     assert!(hibernating.answered * 10 > asleep.answered * 11, "{} {}", hibernating.answered, asleep.answered);
 }
 
 #[test]
-fn explore() {
+fn swaps_for_which_several_models_queue_serve_more_requests() {
     let time = Duration::from_secs(1000);
-    let env = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
-    for seed in 0..3 {
-        let traffic = six_started(seed, time, |_, rules| {
-            if let Some(grace) = env("GRACE") { rules.grace = millis(grace); }
-            if let Some(per) = env("PER") { rules.turn_per_swap = per as u32; }
-            if let Some(max) = env("TURN") { rules.turn_max = millis(max); }
-        });
+    for seed in 0..Effort::of_this_run().cases(3).into() {
+        let traffic = six_started(seed, time, MEASURED_MIB, |_| {});
         let waits = traffic.waits();
-        let at = |share: usize| waits[(waits.len() - 1) * share / 1000].as_secs_f64();
-        println!("seed {seed}: starts {} coming {:.3} swapping {:.3} answered {} refused {} most awake {} p50 {:.1} p90 {:.1} p99 {:.1} max {:.1}",
-            traffic.swaps, traffic.coming.as_secs_f64() / time.as_secs_f64(), traffic.swapping.as_secs_f64() / time.as_secs_f64(), traffic.answered, traffic.refused, traffic.most_awake,
-            at(500), at(900), at(990), at(1000));
+        let p99 = waits[(waits.len() - 1) * 99 / 100];
+        // Idle ones that left at once came to 0.95 of the time, with 10.9 s.
+        assert!(traffic.coming < time.mul_f64(0.86), "seed {seed}: {:?} in starts", traffic.coming);
+        assert!(p99 < millis(11_500), "seed {seed}: {p99:?}");
+        assert_eq!(traffic.refused, 0);
     }
 }
