@@ -22,7 +22,7 @@ use crate::backend::ServiceHandle;
 use crate::config::{self, Config, ConfigError};
 use crate::control;
 use crate::fleet::{Agent, FleetError};
-use crate::measure::{self, Devices, Meter, Processes};
+use crate::measure::{self, DevicesByProcess, Meter, Processes};
 use crate::service::{Service, ServiceError};
 use crate::traces::{TraceError, Traces};
 
@@ -140,7 +140,7 @@ pub async fn begin(config: Config, path: Option<PathBuf>) -> Result<Running, Run
 
 fn meter(config: &Config, service: &Arc<OnceLock<Service>>) -> Arc<dyn Meter> {
     match config.memory {
-        config::MemorySource::Devices => Arc::new(Devices::default()),
+        config::MemorySource::Devices => Arc::new(DevicesByProcess::default()),
         config::MemorySource::Processes { gpu_bytes } => {
             let service = Arc::clone(service);
             let pids = move |gpu: Gpu| service.get().map_or_else(Vec::new, |service| service.processes(gpu));

@@ -2,6 +2,7 @@
 //!
 //! [`Devices`] uses NVML. [`Processes`] simulates GPUs on machines without any, and measures the engines' processes.
 
+mod by_process;
 mod devices;
 mod processes;
 mod start;
@@ -12,6 +13,7 @@ use std::pin::Pin;
 
 use tokio::task::spawn_blocking;
 
+pub use self::by_process::DevicesByProcess;
 pub use self::devices::Devices;
 pub use self::processes::{PidsOn, Processes};
 pub(crate) use self::start::warn_of_unmeasured;
@@ -30,10 +32,18 @@ pub struct GpuMemory {
 /// A measurement, with one entry for each requested GPU in the same order.
 pub type Measured<'a> = Pin<Box<dyn Future<Output = Result<Vec<GpuMemory>, MeterError>> + Send + 'a>>;
 
+/// What processes hold, with one entry for each requested GPU in the same order; `None` where it is not known.
+pub type Held<'a> = Pin<Box<dyn Future<Output = Option<Vec<u64>>> + Send + 'a>>;
+
 /// Measures GPUs.
 pub trait Meter: fmt::Debug + Send + Sync {
     /// Measures these GPUs. Takes milliseconds, and does not block the runtime.
     fn measure<'a>(&'a self, gpus: &'a [Gpu]) -> Measured<'a>;
+
+    /// What these processes hold of these GPUs. Without such figures nothing is learnt while an engine runs.
+    fn held<'a>(&'a self, _gpus: &'a [Gpu], _pids: Vec<u32>) -> Held<'a> {
+        Box::pin(std::future::ready(None))
+    }
 }
 
 /// Why a measurement failed.

@@ -169,9 +169,10 @@ fn default_and_large(change: impl Fn(usize, &mut Rules)) -> Fixture {
     });
     fixture.pass(100);
     assert_eq!(fixture.stage(0), "ready");
-    fixture.use_once(1);
+    let request = fixture.ask(1);
     fixture.settle();
     assert_eq!(fixture.stages(), ["asleep", "ready", "asleep"]);
+    fixture.answer(request);
     fixture
 }
 
@@ -182,9 +183,10 @@ fn a_default_model_comes_back_after_idleness() {
     assert_eq!(fixture.stages(), ["ready", "asleep", "asleep"]);
     // Also behind a second one, and not between the two.
     let first = fixture.ask(1);
+    fixture.settle();
     fixture.ask(2);
-    fixture.answer(first);
     fixture.tasks.clear();
+    fixture.answer(first);
     fixture.pass(1000);
     assert!(!fixture.tasks.contains(&(0, Task::Wake)), "{:?}", fixture.tasks);
     assert_eq!(fixture.stages(), ["asleep", "asleep", "ready"]);

@@ -10,7 +10,7 @@ use poorwill_rotation_policy::Rules;
 use poorwill_testkit::effort::Effort;
 
 use self::compared::{
-    ALONE, MEASURED_MIB, MIXED, Run, by_cost, by_time, hibernates, outcome, six_started, twenty_models,
+    ALONE, CONFIGURED_MIB, MEASURED_MIB, MIXED, Run, by_cost, by_time, hibernates, outcome, six_started, twenty_models,
 };
 use self::machine::{Client, Cost, Traffic};
 
@@ -135,4 +135,7 @@ fn swaps_for_which_several_models_queue_serve_more_requests() {
         assert!(p99 < millis(11_500), "seed {seed}: {p99:?}");
         assert_eq!(traffic.refused, 0);
     }
+    // Needs as configured leave no memory for the small one, so its starts are added.
+    let configured = six_started(0, time, CONFIGURED_MIB, |_| {});
+    assert!(configured.coming < time.mul_f64(0.95), "{:?} in starts", configured.coming);
 }

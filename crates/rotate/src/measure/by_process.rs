@@ -1,0 +1,68 @@
+//! What an engine's own processes hold of GPUs, by each process's figures.
+//!
+//! Unknown is never zero: where one process has no figure, or none of them is on the GPU, nothing is known. In a container
+//! that numbers its processes itself, none is found.
+
+use std::collections::BTreeSet;
+#[cfg(target_os = "linux")]
+use std::sync::{Arc, Mutex, PoisonError};
+
+#[cfg(target_os = "linux")]
+use poorwill::gpus::{GpuProcess, Gpus};
+use poorwill::proc;
+use tokio::task::spawn_blocking;
+
+use super::{Devices, Held, Measured, Meter};
+use poorwill_rotation_policy::Gpu;
+
+/// [`Devices`], with what NVML counts for each process.
+#[derive(Debug, Default)]
+pub struct DevicesByProcess {
+    devices: Devices,
+    /// `None` until it is loaded, and after each failure.
+    #[cfg(target_os = "linux")]
+    nvml: Arc<Mutex<Option<Gpus>>>,
+}
+
+impl Meter for DevicesByProcess {
+    fn measure<'a>(&'a self, gpus: &'a [Gpu]) -> Measured<'a> {
+        self.devices.measure(gpus)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn held<'a>(&'a self, gpus: &'a [Gpu], pids: Vec<u32>) -> Held<'a> {
+        let (nvml, gpus, pids) = (Arc::clone(&self.nvml), gpus.to_vec(), BTreeSet::from_iter(pids));
+        off_the_runtime(move || {
+            let mut nvml = nvml.lock().unwrap_or_else(PoisonError::into_inner);
+            let loaded = match nvml.take() {
+                Some(loaded) => loaded,
+                None => Gpus::open().ok()?,
+            };
+            let found: Result<Vec<_>, _> = gpus.iter().map(|gpu| loaded.processes(gpu.0)).collect();
+            let found = found.ok()?;
+            *nvml = Some(loaded);
+            found.iter().map(|found| sum_of(found, &pids)).collect()
+        })
+    }
+}
+
+/// A simulated GPU has all of a process.
+pub(super) fn on_simulated<'a>(gpus: &[Gpu], pids: Vec<u32>) -> Held<'a> {
+    let (gpus, pids) = (gpus.len(), BTreeSet::from_iter(pids));
+    off_the_runtime(move || {
+        let held: Option<Vec<u64>> = pids.into_iter().map(|pid| proc::held_bytes(pid).ok()).collect();
+        let all = held?.into_iter().fold(0, u64::saturating_add);
+        (all > 0).then(|| vec![all; gpus])
+    })
+}
+
+fn off_the_runtime<'a>(read: impl FnOnce() -> Option<Vec<u64>> + Send + 'static) -> Held<'a> {
+    Box::pin(async { spawn_blocking(read).await.ok().flatten() })
+}
+
+#[cfg(target_os = "linux")]
+fn sum_of(found: &[GpuProcess], pids: &BTreeSet<u32>) -> Option<u64> {
+    let own = found.iter().filter(|process| pids.contains(&process.pid)).map(|process| process.used_bytes);
+    let used: Vec<u64> = own.collect::<Option<_>>()?;
+    (!used.is_empty()).then(|| used.into_iter().fold(0, u64::saturating_add))
+}
