@@ -14,8 +14,8 @@ use std::time::Duration;
 use poorwill_rotation_policy::Rules;
 
 use compared::{
-    ALONE, CONFIGURED_MIB, MEASURED_MIB, MIXED, Outcome, Run, by_cost, by_time, hibernates, outcome, six_started,
-    twenty_models,
+    ALONE, CONFIGURED_MIB, MEASURED_MIB, MIXED, Outcome, Run, by_cost, by_time, hibernates, outcome,
+    six_started, twenty_models,
 };
 
 fn main() -> ExitCode {
@@ -75,8 +75,10 @@ fn table_of_turns() {
 }
 
 fn table_of_starts() {
-    let time = Duration::from_secs(10_000);
-    println!("| needs | turn_per_swap | starts a minute | in starts | in starts and stops | wait p50 | p99 | longest |");
+    let (traces, time) = (3, Duration::from_secs(1000));
+    println!(
+        "| needs | turn_per_swap | starts a minute | in starts | in starts and stops | wait p50 | p99 | longest |"
+    );
     println!("|---|---|---|---|---|---|---|---|");
     for (name, needs) in [("as measured", MEASURED_MIB), ("as configured", CONFIGURED_MIB)] {
         for (turns, change) in [
@@ -85,18 +87,21 @@ fn table_of_starts() {
             (3, by_cost),
             (4, |rules| (rules.turn_per_swap, rules.turn_max) = (4, Duration::from_secs(20))),
         ] {
-            let traffic = six_started(1, time, needs, change);
-            let waits = traffic.waits();
-            let seconds = |share: usize| waits[(waits.len() - 1) * share / 100].as_secs_f64();
-            let share = |of: Duration| of.as_secs_f64() / time.as_secs_f64();
+            let all: Vec<_> = (0..traces).map(|seed| six_started(seed, time, needs, change)).collect();
+            let mut waits: Vec<Duration> = all.iter().flat_map(|traffic| traffic.waits()).collect();
+            waits.sort_unstable();
+            let wait = |percent: usize| waits[(waits.len() - 1) * percent / 100].as_secs_f64();
+            let whole = time.as_secs_f64() * f64::from(u32::try_from(traces).unwrap());
+            let share = |of: Duration| of.as_secs_f64() / whole;
+            let starts: u64 = all.iter().map(|traffic| traffic.swaps).sum();
             println!(
-                "| {name} | {turns} | {} | {:.3} | {:.3} | {:.1} s | {:.1} s | {:.1} s |",
-                traffic.swaps * 60 / time.as_secs(),
-                share(traffic.coming),
-                share(traffic.swapping),
-                seconds(50),
-                seconds(99),
-                seconds(100)
+                "| {name} | {turns} | {:.1} | {:.3} | {:.3} | {:.1} s | {:.1} s | {:.1} s |",
+                f64::from(u32::try_from(starts).unwrap()) * 60.0 / whole,
+                share(all.iter().map(|traffic| traffic.coming).sum()),
+                share(all.iter().map(|traffic| traffic.swapping).sum()),
+                wait(50),
+                wait(99),
+                wait(100)
             );
         }
     }

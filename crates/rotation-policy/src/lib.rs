@@ -472,7 +472,8 @@ impl Policy {
             Stage::Cold => {}
             // No engine is expected, or a later step finds out.
             Stage::Step {
-                step: Step::Stop(_) | Step::AfterStop { .. } | Step::Probe | Step::FindMemory(Activation::Start),
+                step:
+                    Step::Stop(_) | Step::AfterStop { .. } | Step::Probe | Step::FindMemory(Activation::Start),
                 ..
             } => {}
             Stage::Unknown | Stage::Quarantined { .. } => self.discard_measurements(id),

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::{ModelState, Policy};
 use super::choose::{NO_MEMORY, Space};
 use super::messages::{Effect, EngineState, Event, OpId, Refusal, Task, TaskOutcome};
 use super::need::less;
@@ -10,6 +9,7 @@ use super::queue::Claim;
 use super::rules::{Gpu, Limits, ModelId};
 use super::step::{Activated, Activation, Leave, Move, Op, Stage, Step, Then};
 use super::time::Time;
+use super::{ModelState, Policy};
 
 /// Attempts of a step without side effects.
 pub(super) const TRIES: u32 = 2;
@@ -530,7 +530,9 @@ impl Policy {
         model.move_failed();
         // The learned need may be too small, and nothing else would correct it.
         match model.stage {
-            Stage::Step { step: Step::Start { .. }, .. } => (model.cold, model.need.is_doubted) = (None, true),
+            Stage::Step { step: Step::Start { .. }, .. } => {
+                (model.cold, model.need.is_doubted) = (None, true)
+            }
             Stage::Step { step: Step::Wake { .. }, .. } => {
                 (model.held, model.min_release, model.need.is_doubted) = (None, None, true);
             }

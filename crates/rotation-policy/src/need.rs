@@ -107,7 +107,9 @@ impl Policy {
             return;
         }
         self.changes += 1;
-        let (Some(before_bytes), Some(need_bytes)) = (model.need.reported.take().or(before), need) else { return };
+        let (Some(before_bytes), Some(need_bytes)) = (model.need.reported.take().or(before), need) else {
+            return;
+        };
         let has_grown = |(need, before): (&u64, &u64)| *need > before.saturating_add(STEADY_BYTES);
         if !need_bytes.iter().zip(&before_bytes).any(has_grown) {
             model.need.reported = Some(before_bytes);
@@ -143,7 +145,9 @@ impl Policy {
     /// Why it is refused while its GPUs have too little memory.
     pub(super) fn lack(&self, id: usize, until: Time) -> Refusal {
         match self.too_large(id) {
-            Some(TooLarge { need_bytes, total_bytes, .. }) => Refusal::TooLarge { need_bytes, total_bytes, until },
+            Some(TooLarge { need_bytes, total_bytes, .. }) => {
+                Refusal::TooLarge { need_bytes, total_bytes, until }
+            }
             None => Refusal::NoMemory { until },
         }
     }

@@ -312,7 +312,8 @@ impl ApiError {
             }
             Refusal::TooLarge { need_bytes, total_bytes } => {
                 let (need, total) = (ByteSize(need_bytes), ByteSize(total_bytes));
-                let text = format!("model `{name}` cannot be served: it needs {need} of a GPU that has {total}");
+                let text =
+                    format!("model `{name}` cannot be served: it needs {need} of a GPU that has {total}");
                 return Self::new(unavailable, "no_room", text).retry_after(refused.retry_after).not_begun();
             }
             Refusal::ShuttingDown => (unavailable, "shutting_down", "the service is ending"),

@@ -57,6 +57,27 @@ fn memory_of_the_host_device_counts() {
 }
 
 #[test]
+fn a_simulated_gpu_has_all_of_an_engines_processes() {
+    watched(|| {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let meter = with(GIB, Vec::new());
+        let held = |pids: Vec<u32>| runtime.block_on(meter.held(&[Gpu(0), Gpu(1)], pids));
+        let [mut one, mut two] = [sleeper(), sleeper()];
+        // Without processes nothing is known, and a process that has ended holds nothing.
+        assert_eq!(held(Vec::new()), None);
+        eventually("both count", || {
+            let (both, single) = (held(vec![one.id(), two.id()]), held(vec![one.id(); 2]));
+            both.zip(single).is_some_and(|(both, single)| both[0] > single[0] && both[0] == both[1])
+        });
+        for one in [&mut one, &mut two] {
+            one.kill().unwrap();
+            one.wait().unwrap();
+        }
+        assert_eq!(held(vec![one.id(), two.id()]), None);
+    });
+}
+
+#[test]
 fn each_gpu_has_its_own() {
     watched(|| {
         let mut one = sleeper();

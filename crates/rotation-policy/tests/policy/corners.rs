@@ -50,10 +50,8 @@ fn free_memory_is_measured_again_after_a_stop() {
 fn no_request_is_refused_for_an_old_measurement() {
     let mut fixture = Fixture::of(&[10 * GIB, 60 * GIB], |model, rules| rules.is_pinned = model == 0);
     // Another program had the GPU's memory when the first one woke.
-    fixture.instead = vec![
-        (0, Task::Measure, memory_of(vec![70 * GIB])),
-        (0, Task::Measure, memory_of(vec![GIB])),
-    ];
+    fixture.instead =
+        vec![(0, Task::Measure, memory_of(vec![70 * GIB])), (0, Task::Measure, memory_of(vec![GIB]))];
     fixture.use_once(0);
     assert_eq!(fixture.policy.free_bytes(Gpu(0)), Some(GIB));
     let request = fixture.ask(1);

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use poorwill_rotation_policy::{
-    Effect, EngineState, Event, Gpu, GpuMemory, Input, ModelId, OpId, Policy, Refusal, RequestId, Rules, Task,
-    TaskOutcome, Time,
+    Effect, EngineState, Event, Gpu, GpuMemory, Input, ModelId, OpId, Policy, Refusal, RequestId, Rules,
+    Task, TaskOutcome, Time,
 };
 
 pub(crate) const GIB: u64 = 1 << 30;

@@ -19,7 +19,9 @@ fn look(fixture: &mut Fixture, model: usize) {
 
 fn grew(fixture: &Fixture) -> Vec<(usize, u64, u64)> {
     let of_one = |(model, event): &(usize, Event)| match event {
-        Event::Grew { before_bytes, need_bytes } => Some((*model, before_bytes[0] / GIB, need_bytes[0] / GIB)),
+        Event::Grew { before_bytes, need_bytes } => {
+            Some((*model, before_bytes[0] / GIB, need_bytes[0] / GIB))
+        }
         _ => None,
     };
     fixture.events.iter().filter_map(of_one).collect()
@@ -118,9 +120,7 @@ fn a_need_that_no_card_has_is_refused_with_both_sizes() {
         assert_eq!((*need_bytes, *total_bytes), (90 * GIB, CARD));
     }
     assert_eq!(fixture.stages(), ["ready", "cold"], "nothing leaves for it");
-    let says = |(_, event): &(usize, Event)| {
-        matches!(event, Event::Failed { reason, .. } if reason.contains("92160 MiB") && reason.contains("81920 MiB"))
-    };
+    let says = |(_, event): &(usize, Event)| matches!(event, Event::Failed { reason, .. } if reason.contains("92160 MiB") && reason.contains("81920 MiB"));
     assert!(fixture.events.iter().any(says), "{:?}", fixture.events);
 }
 
@@ -232,9 +232,8 @@ fn grow(seed: u64) {
     let models = rng.usize(2..6);
     let small: Vec<u64> = (0..models).map(|_| rng.u64(5..30) * GIB).collect();
     let large: Vec<u64> = small.iter().map(|small| small + rng.u64(0..45) * GIB).collect();
-    let growth: Vec<Growth> = (0..models)
-        .map(|_| [Growth::Later, Growth::AtRequest, Growth::Gradually][rng.usize(..3)])
-        .collect();
+    let growth: Vec<Growth> =
+        (0..models).map(|_| [Growth::Later, Growth::AtRequest, Growth::Gradually][rng.usize(..3)]).collect();
     let configured: Vec<Option<u64>> =
         small.iter().map(|small| rng.bool().then_some(small + rng.u64(0..10) * GIB)).collect();
     let sleeps: Vec<bool> = (0..models).map(|_| rng.bool()).collect();

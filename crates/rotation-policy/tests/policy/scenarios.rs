@@ -753,8 +753,7 @@ fn an_engine_that_is_stopped_for_lack_of_memory_failed_in_the_search() {
         (rules.limits.find_memory, rules.can_restart) = (seconds(1), true);
     });
     // It changes all the time, so no measurement decides.
-    fixture.instead =
-        (0..500).map(|nth| (0, Task::Measure, memory_of(vec![GIB * (1 + nth % 2)]))).collect();
+    fixture.instead = (0..500).map(|nth| (0, Task::Measure, memory_of(vec![GIB * (1 + nth % 2)]))).collect();
     fixture.ask(0);
     fixture.pass(1500);
     assert!(fixture.tasks.contains(&(0, Task::Stop)));

@@ -7,7 +7,8 @@ use std::f64::consts::TAU;
 use std::time::Duration;
 
 use poorwill_rotation_policy::{
-    Effect, EngineState, Gpu, GpuMemory, Input, ModelId, OpId, Policy, RequestId, Rules, Task, TaskOutcome, Time,
+    Effect, EngineState, Gpu, GpuMemory, Input, ModelId, OpId, Policy, RequestId, Rules, Task, TaskOutcome,
+    Time,
 };
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -149,13 +150,16 @@ impl Traffic {
         mut trace: Vec<Arrival>,
         change: impl Fn(usize, &mut Rules),
     ) -> Self {
-        let rules: Vec<Rules> = costs.iter().enumerate().map(|(model, cost)| {
-            let mut rules = Rules::on(vec![Gpu(0)]);
-            rules.need_bytes = Some(cost.need_bytes);
-            change(model, &mut rules);
-            rules
-        })
-        .collect();
+        let rules: Vec<Rules> = costs
+            .iter()
+            .enumerate()
+            .map(|(model, cost)| {
+                let mut rules = Rules::on(vec![Gpu(0)]);
+                rules.need_bytes = Some(cost.need_bytes);
+                change(model, &mut rules);
+                rules
+            })
+            .collect();
         trace.reverse();
         let mut traffic = Self {
             can_sleep: rules.iter().map(|rules| rules.can_sleep).collect(),

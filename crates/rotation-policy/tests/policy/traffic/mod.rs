@@ -10,7 +10,8 @@ use poorwill_rotation_policy::Rules;
 use poorwill_testkit::effort::Effort;
 
 use self::compared::{
-    ALONE, CONFIGURED_MIB, MEASURED_MIB, MIXED, Run, by_cost, by_time, hibernates, outcome, six_started, twenty_models,
+    ALONE, CONFIGURED_MIB, MEASURED_MIB, MIXED, Run, by_cost, by_time, hibernates, outcome, six_started,
+    twenty_models,
 };
 use self::machine::{Client, Cost, Traffic};
 
