@@ -6,7 +6,7 @@ use std::process::{Child, Command};
 use std::sync::Arc;
 
 use poorwill::{AllocRequest, Arena, Config, Level, SleepRequest, Tag, WakeRequest};
-use poorwill_rotate::measure::{Devices, GpuMemory, Meter, MeterError, Processes};
+use poorwill_rotate::measure::{Devices, DevicesByProcess, GpuMemory, Meter, MeterError, Processes};
 use poorwill_rotation_policy::Gpu;
 use poorwill_testkit::watchdog::{eventually, watched};
 
@@ -169,6 +169,31 @@ fn devices_are_those_at_the_positions_of_nvml() {
     }
     // A failure does not spoil later measurements.
     assert_eq!(measured(&meter, &[1]), Ok(vec![memory(20, 24)]));
+}
+
+#[test]
+fn nvml_counts_what_each_process_holds() {
+    if !is_played() {
+        let uuid = |nth: u32| format!("GPU-00000000-0000-0000-0000-00000000000{nth}");
+        let devices = [
+            format!("{}:total=80GiB:process=4711/3GiB:process=4712/1GiB:process=1/9GiB", uuid(1)),
+            format!("{}:total=24GiB:process=4711/2GiB", uuid(2)),
+        ];
+        return played("nvml_counts_what_each_process_holds", Some(&devices.join(",")));
+    }
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let meter = DevicesByProcess::default();
+    let held = |gpus: &[usize], pids: &[u32]| {
+        let gpus: Vec<Gpu> = gpus.iter().copied().map(Gpu).collect();
+        runtime.block_on(meter.held(&gpus, pids.to_vec()))
+    };
+    assert_eq!(held(&[0, 1], &[4711, 4712, 4711]), Some(vec![4 * GIB, 2 * GIB]));
+    // Not there is not zero: a container may have other numbers.
+    assert_eq!(held(&[0], &[5]), None);
+    assert_eq!(held(&[0, 1], &[4712]), None);
+    assert_eq!(held(&[0, 7], &[4711]), None);
+    assert_eq!(held(&[1], &[4711]), Some(vec![2 * GIB]));
+    assert_eq!(measured(&meter, &[0]).unwrap()[0].total_bytes, 80 * GIB);
 }
 
 #[test]
