@@ -17,6 +17,7 @@ use compared::{
     ALONE, CONFIGURED_MIB, MEASURED_MIB, MIXED, Outcome, Run, by_cost, by_time, hibernates, outcome,
     six_started, twenty_models,
 };
+use machine::Traffic;
 
 fn main() -> ExitCode {
     // Cargo adds `--bench`.
@@ -88,7 +89,7 @@ fn table_of_starts() {
             (4, |rules| (rules.turn_per_swap, rules.turn_max) = (4, Duration::from_secs(20))),
         ] {
             let all: Vec<_> = (0..traces).map(|seed| six_started(seed, time, needs, change)).collect();
-            let mut waits: Vec<Duration> = all.iter().flat_map(|traffic| traffic.waits()).collect();
+            let mut waits: Vec<Duration> = all.iter().flat_map(Traffic::waits).collect();
             waits.sort_unstable();
             let wait = |percent: usize| waits[(waits.len() - 1) * percent / 100].as_secs_f64();
             let whole = time.as_secs_f64() * f64::from(u32::try_from(traces).unwrap());

@@ -345,11 +345,7 @@ impl Policy {
                 }
                 self.step_ended(id, outcome);
             }
-            Input::Holds { model, bytes } if model.0 < known => {
-                if bytes.len() == self.models[model.0].rules.gpus.len() {
-                    self.seen(model.0, &bytes);
-                }
-            }
+            Input::Holds { model, bytes } if model.0 < known => self.seen(model.0, &bytes),
             Input::Lost(model) if model.0 < known => self.lost(model.0),
             Input::Slept(model) if model.0 < known => self.slept(model.0),
             Input::Wake(model) if model.0 < known => {

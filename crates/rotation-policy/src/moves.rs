@@ -531,7 +531,7 @@ impl Policy {
         // The learned need may be too small, and nothing else would correct it.
         match model.stage {
             Stage::Step { step: Step::Start { .. }, .. } => {
-                (model.cold, model.need.is_doubted) = (None, true)
+                (model.cold, model.need.is_doubted) = (None, true);
             }
             Stage::Step { step: Step::Wake { .. }, .. } => {
                 (model.held, model.min_release, model.need.is_doubted) = (None, None, true);

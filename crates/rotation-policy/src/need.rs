@@ -99,6 +99,9 @@ impl Policy {
     /// Takes over what its engine holds, or held, on each of its GPUs.
     pub(super) fn seen(&mut self, id: usize, bytes: &[u64]) {
         let model = &mut self.models[id];
+        if bytes.len() != model.rules.gpus.len() {
+            return;
+        }
         let before = model.known_need();
         let most = model.need.most.as_deref().map_or_else(|| bytes.to_vec(), |most| larger(most, bytes));
         model.need.most = Some(most);
