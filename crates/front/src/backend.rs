@@ -211,6 +211,13 @@ pub enum Refusal {
     Quarantined,
     /// The model has not enough free memory.
     NoMemory,
+    /// The model needs more than its GPU has.
+    TooLarge {
+        /// What it is known to need.
+        need_bytes: u64,
+        /// All of the GPU.
+        total_bytes: u64,
+    },
     /// The service is ending.
     ShuttingDown,
 }

@@ -66,6 +66,9 @@ fn refused(by: service::Refused) -> Refused {
         policy::Refusal::WaitedTooLong => Refusal::WaitedTooLong,
         policy::Refusal::Quarantined { .. } => Refusal::Quarantined,
         policy::Refusal::NoMemory { .. } => Refusal::NoMemory,
+        policy::Refusal::TooLarge { need_bytes, total_bytes, .. } => {
+            Refusal::TooLarge { need_bytes, total_bytes }
+        }
         policy::Refusal::ShuttingDown => Refusal::ShuttingDown,
     };
     Refused { refusal, retry_after: by.retry_after }

@@ -1,5 +1,5 @@
-//! Tables of the policy under traffic, in virtual time: `turns` compares rules over ten models, and `hibernation` over
-//! twenty. Both take minutes; docs/benchmarks has them.
+//! Tables of the policy under traffic, in virtual time: `turns` compares rules over ten models, `hibernation` over twenty,
+//! and `starts` over six that are stopped and started. They take minutes; docs/benchmarks has them.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,7 +13,11 @@ use std::time::Duration;
 
 use poorwill_rotation_policy::Rules;
 
-use compared::{ALONE, MIXED, Outcome, Run, by_cost, by_time, hibernates, outcome, twenty_models};
+use compared::{
+    ALONE, CONFIGURED_MIB, MEASURED_MIB, MIXED, Outcome, Run, by_cost, by_time, hibernates, outcome,
+    six_started, twenty_models,
+};
+use machine::Traffic;
 
 fn main() -> ExitCode {
     // Cargo adds `--bench`.
@@ -21,9 +25,10 @@ fn main() -> ExitCode {
     match names.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["turns"] => table_of_turns(),
         ["hibernation"] => table_of_hibernation(),
-        [] => println!("name a table: `turns` or `hibernation`"),
+        ["starts"] => table_of_starts(),
+        [] => println!("name a table: `turns`, `hibernation` or `starts`"),
         _ => {
-            eprintln!("there are two tables, one at a time: `turns` and `hibernation`");
+            eprintln!("there are three tables, one at a time: `turns`, `hibernation` and `starts`");
             return ExitCode::from(2);
         }
     }
@@ -67,6 +72,39 @@ fn table_of_turns() {
         row("by cost", keeps_up[0], by_cost);
         row("by cost", keeps_up[1], by_cost);
         row("by time", keeps_up[1], by_time);
+    }
+}
+
+fn table_of_starts() {
+    let (traces, time) = (3, Duration::from_secs(1000));
+    println!(
+        "| needs | turn_per_swap | starts a minute | in starts | in starts and stops | wait p50 | p99 | longest |"
+    );
+    println!("|---|---|---|---|---|---|---|---|");
+    for (name, needs) in [("as measured", MEASURED_MIB), ("as configured", CONFIGURED_MIB)] {
+        for (turns, change) in [
+            (1, (|rules| rules.turn_per_swap = 1) as fn(&mut Rules)),
+            (2, |rules| rules.turn_per_swap = 2),
+            (3, by_cost),
+            (4, |rules| (rules.turn_per_swap, rules.turn_max) = (4, Duration::from_secs(20))),
+        ] {
+            let all: Vec<_> = (0..traces).map(|seed| six_started(seed, time, needs, change)).collect();
+            let mut waits: Vec<Duration> = all.iter().flat_map(Traffic::waits).collect();
+            waits.sort_unstable();
+            let wait = |percent: usize| waits[(waits.len() - 1) * percent / 100].as_secs_f64();
+            let whole = time.as_secs_f64() * f64::from(u32::try_from(traces).unwrap());
+            let share = |of: Duration| of.as_secs_f64() / whole;
+            let starts: u64 = all.iter().map(|traffic| traffic.swaps).sum();
+            println!(
+                "| {name} | {turns} | {:.1} | {:.3} | {:.3} | {:.1} s | {:.1} s | {:.1} s |",
+                f64::from(u32::try_from(starts).unwrap()) * 60.0 / whole,
+                share(all.iter().map(|traffic| traffic.coming).sum()),
+                share(all.iter().map(|traffic| traffic.swapping).sum()),
+                wait(50),
+                wait(99),
+                wait(100)
+            );
+        }
     }
 }
 

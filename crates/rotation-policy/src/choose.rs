@@ -41,6 +41,7 @@ impl Policy {
                 self.leave(id, Leave::Sleep);
             }
         }
+        self.relieve();
         (0..self.models.len()).for_each(|id| self.call_off(id));
         let mut reserved = vec![false; self.free.len()];
         let mut waiting: Vec<(Claim, usize)> = Vec::new();
@@ -159,7 +160,7 @@ impl Policy {
         let model = &self.models[id];
         let mut missing = vec![0; self.free.len()];
         for (gpu, need) in model.rules.gpus.iter().zip(model.need(up).unwrap_or_default()) {
-            missing[gpu.0] = i128::from(need) - i128::from(self.free[gpu.0].unwrap_or_default());
+            missing[gpu.0] = i128::from(need) - i128::from(self.available(id, up, *gpu).unwrap_or_default());
         }
         for other in list.iter().map(|other| &self.models[*other]) {
             let has = other.promised().unwrap_or_else(|| vec![u64::MAX; other.rules.gpus.len()]);
@@ -185,7 +186,8 @@ impl Policy {
         self.changes += 1;
     }
 
-    fn evict(&mut self, id: usize) {
+    pub(super) fn evict(&mut self, id: usize) {
+        self.models[id].is_displaced = self.models[id].rules.preload;
         self.leave(id, Leave::Sleep);
     }
 
@@ -210,7 +212,7 @@ impl Policy {
 
     /// Those of least worth leave first: idle before busy, then those with few requests. Among equals it is what a swap
     /// takes over the time until the next request.
-    fn worth(&self, id: usize) -> (usize, u128, Time) {
+    pub(super) fn worth(&self, id: usize) -> (usize, u128, Time) {
         let model = &self.models[id];
         if model.rules.turn_per_swap == 0 {
             return (0, 0, model.last_used);
@@ -238,10 +240,13 @@ impl Policy {
             let is_kept = holders.iter().any(|other| self.models[*other].is_pinned);
             return if is_kept { Space::Never } else { self.when(holders, claim) };
         };
+        if self.too_large(id).is_some() {
+            return Space::Never;
+        }
         let mut missing = vec![0; self.free.len()];
         for (gpu, need) in model.rules.gpus.iter().zip(need) {
             // Unmeasured memory is measured before any model leaves for it.
-            let free = self.free[gpu.0].unwrap_or(need);
+            let free = self.available(id, up, *gpu).unwrap_or(need);
             missing[gpu.0] = i128::from(need) - i128::from(free);
         }
         // Models that are leaving count as gone; memory is measured before the start or wake.
@@ -344,7 +349,30 @@ impl Policy {
         let turn_over = self.turn_over_at(id, since, claim);
         // A steady client is idle between two requests.
         let idled_out = model.last_used.after(model.grace());
+        let idled_out = self.batched_until(id).map_or(idled_out, |until| idled_out.max(until));
         Some(settled.max(if model.is_idle() { idled_out.min(turn_over) } else { turn_over }))
+    }
+
+    /// Where several models queue for a swap, how long an idle one stays for its next requests: as long as each of them
+    /// can still come within a turn by swaps of what they cost, one after the other.
+    fn batched_until(&self, id: usize) -> Option<Time> {
+        let model = &self.models[id];
+        let turn = model.turn_min(self.now);
+        if !model.demand.is_known_within(turn) {
+            return None;
+        }
+        let waits = |other: &usize| !self.models[*other].is_ready() && self.share(id, *other);
+        let claim = |other: usize| Some((self.models[other].claim()?, other));
+        let mut waiting: Vec<(Claim, usize)> =
+            (0..self.models.len()).filter(waits).filter_map(claim).collect();
+        waiting.sort_by_key(|(claim, other)| (claim.rank(), *other));
+        let mut before = Duration::ZERO;
+        let latest = waiting.iter().map(|(claim, other)| {
+            let patience = turn.saturating_sub(before).saturating_sub(claim.lead_over(model.rules.priority));
+            before = before.saturating_add(self.models[*other].swap_cost(self.now));
+            claim.since.after(patience)
+        });
+        latest.min().filter(|_| waiting.len() > 1)
     }
 
     /// When its turn ends if it has requests, and is awake since then.

@@ -30,6 +30,11 @@ impl Demand {
         self.pause.is_none_or(|pause| pause <= time)
     }
 
+    /// The same, and false until one was measured.
+    pub(super) fn is_known_within(&self, time: Duration) -> bool {
+        self.pause.is_some_and(|pause| pause <= time)
+    }
+
     /// How long until the next request: as long as a usual pause, or as this one has lasted. Until a pause was
     /// measured, as long as the policy has run.
     pub(super) fn next_in(&self, now: Time) -> Duration {

@@ -32,6 +32,9 @@
 //!   Of idle ones it is the one that is cheapest to bring back for the time until its next request.
 //! - Before any awake model leaves, sleeping ones hibernate if that frees enough, the longest idle first. An idle model
 //!   leaves instead if it is cheaper to bring back than they are.
+//! - What a model is known to need never shrinks by itself. Where awake ones need more than their GPU has, those of least
+//!   worth leave.
+//! - A model that comes up with the service comes up again where memory is free, after it left for others.
 //! - An engine that is prepared is started, and sleeps at once if no request came. For that, only models leave that had no
 //!   request for two minutes and can sleep. A request for another model on its GPUs ends its start.
 //! - A hibernating engine is resumed before anything else is asked of it. One whose residue stays is resumed at once, and
@@ -46,6 +49,7 @@ mod hibernate;
 mod messages;
 mod model;
 mod moves;
+mod need;
 mod queue;
 mod rules;
 mod stage;
@@ -56,12 +60,15 @@ use std::collections::BTreeMap;
 use std::mem;
 use std::time::Duration;
 
-pub use self::messages::{Effect, EngineState, Event, Input, OpId, Refusal, RequestId, Task, TaskOutcome};
+pub use self::messages::{
+    Effect, EngineState, Event, GpuMemory, Input, OpId, Refusal, RequestId, Task, TaskOutcome,
+};
 pub use self::rules::{Gpu, Limits, ModelId, Rules};
 pub use self::stage::StageName;
 pub use self::time::Time;
 
 use self::demand::Demand;
+use self::need::Need;
 use self::queue::{Claim, Queue};
 use self::step::{Activation, Costs, Leave, Move, Op, Stage, Step, Then};
 
@@ -71,6 +78,8 @@ pub struct Policy {
     models: Vec<ModelState>,
     /// At the last measurement, by GPU.
     free: Vec<Option<u64>>,
+    /// The same of all its memory.
+    total: Vec<Option<u64>>,
     /// The model of each request, and whether it runs.
     requests: BTreeMap<RequestId, (usize, bool)>,
     now: Time,
@@ -104,7 +113,9 @@ pub struct Status {
     pub can_hibernate: bool,
     /// Why its engine cannot, where that was found out.
     pub cannot_hibernate: Option<String>,
-    /// Its known need on each of its GPUs, while it may have memory; `None` if unknown.
+    /// Its known need on each of its GPUs: the larger of its rule and the most that was seen; `None` if unknown.
+    pub need_bytes: Option<Vec<u64>>,
+    /// The same, while it may have memory.
     pub promised_bytes: Option<Vec<u64>>,
     /// Consecutive failures.
     pub failures: u32,
@@ -140,6 +151,8 @@ struct ModelState {
     is_preloading: bool,
     /// Whether it sleeps again if no request came by then.
     sleeps_after: bool,
+    /// Whether it left for another model, and should be up.
+    is_displaced: bool,
     /// The most that a sleep released, on each of its GPUs.
     held: Option<Vec<u64>>,
     /// What a sleep has to release, by what a wake took. A first sleep, or one after much work, may release memory that
@@ -147,6 +160,7 @@ struct ModelState {
     min_release: Option<Vec<u64>>,
     /// What a start takes.
     cold: Option<Vec<u64>>,
+    need: Need,
     hibernation: Hibernation,
     /// Whether other memory changed during its measurement.
     is_disturbed: bool,
@@ -191,6 +205,7 @@ impl Policy {
         Self {
             models: models.into_iter().map(ModelState::new).collect(),
             free: vec![None; gpus],
+            total: vec![None; gpus],
             requests: BTreeMap::new(),
             now: Time::ZERO,
             next_op: 0,
@@ -255,6 +270,7 @@ impl Policy {
             residue_bytes: model.hibernation.residue.clone(),
             can_hibernate: model.can_hibernate(),
             cannot_hibernate: model.hibernation.impossible.clone(),
+            need_bytes: model.known_need(),
             promised_bytes: model.promised(),
             failures: model.failures,
             wake_duration: model.costs.wake,
@@ -275,17 +291,22 @@ impl Policy {
     pub fn add(&mut self, rules: Rules) -> ModelId {
         let gpus = rules.gpus.iter().map(|gpu| gpu.0 + 1).max().unwrap_or(0);
         self.free.resize(self.free.len().max(gpus), None);
+        self.total.resize(self.free.len(), None);
         self.models.push(ModelState::new(rules));
         ModelId(self.models.len() - 1)
     }
 
-    /// Changes a model's rules, except its GPUs. Pinning changes only if the rule does.
+    /// Changes a model's rules, except its GPUs. Pinning changes only if the rule does. With another need, what was seen of
+    /// it is forgotten.
     pub fn set_rules(&mut self, model: ModelId, rules: &Rules) {
         let Some(model) = self.models.get_mut(model.0) else { return };
         if model.rules.is_pinned != rules.is_pinned {
             model.is_pinned = rules.is_pinned;
         }
         model.is_preloading &= rules.preload || rules.together.is_some() || model.sleeps_after;
+        if model.rules.need_bytes != rules.need_bytes {
+            model.need = Need::default();
+        }
         let gpus = mem::take(&mut model.rules.gpus);
         model.rules = Rules { gpus, ..rules.clone() };
         model.hibernation.impossible = None;
@@ -312,13 +333,19 @@ impl Policy {
                 self.changes += 1;
                 let gpus = self.models[id].rules.gpus.len();
                 let outcome = match outcome {
-                    TaskOutcome::Free(free) if free.len() != gpus => {
-                        TaskOutcome::Failed(format!("{} GPUs were measured, and it has {gpus}", free.len()))
+                    TaskOutcome::Measured(memory) if memory.len() != gpus => {
+                        TaskOutcome::Failed(format!("{} GPUs were measured, and it has {gpus}", memory.len()))
                     }
                     other => other,
                 };
+                if let TaskOutcome::Measured(memory) = &outcome {
+                    for (gpu, memory) in self.models[id].rules.gpus.iter().zip(memory) {
+                        self.total[gpu.0] = Some(memory.total_bytes);
+                    }
+                }
                 self.step_ended(id, outcome);
             }
+            Input::Holds { model, bytes } if model.0 < known => self.seen(model.0, &bytes),
             Input::Lost(model) if model.0 < known => self.lost(model.0),
             Input::Slept(model) if model.0 < known => self.slept(model.0),
             Input::Wake(model) if model.0 < known => {
@@ -339,6 +366,7 @@ impl Policy {
                 let id = model.0;
                 // One that comes up only to sleep again goes on with that.
                 (self.models[id].wake_requested, self.models[id].is_preloading) = (None, false);
+                self.models[id].is_displaced = false;
                 if self.models[id].is_ready() {
                     self.leave(id, Leave::Sleep);
                 }
@@ -359,7 +387,7 @@ impl Policy {
         if self.requests.contains_key(&request) {
             return;
         }
-        let model = &mut self.models[id];
+        let model = &self.models[id];
         let goes_on = model.is_ready() && model.queue.is_empty() && model.running < model.rules.running_max;
         let no_memory_until = model.no_memory_until.filter(|until| self.now < *until && !model.is_ready());
         let refusal = if self.is_ending {
@@ -367,7 +395,7 @@ impl Policy {
         } else if let Stage::Quarantined { until } = model.stage {
             Some(Refusal::Quarantined { until })
         } else if let Some(until) = no_memory_until {
-            Some(Refusal::NoMemory { until })
+            Some(self.lack(id, until))
         } else {
             (model.queue.len() >= model.rules.queue_max && !goes_on).then_some(Refusal::QueueFull)
         };
@@ -375,6 +403,7 @@ impl Policy {
             self.out.push(Effect::Refuse { request, model: ModelId(id), refusal });
             return;
         }
+        let model = &mut self.models[id];
         model.demand.arrived(self.now);
         let priority = model.rules.priority.saturating_add(priority);
         model.queue.push(request, Claim { since: self.now, priority });
@@ -422,7 +451,7 @@ impl Policy {
 
     fn refuse_all(&mut self, id: usize, refusal: Refusal) {
         let model = &mut self.models[id];
-        (model.is_selected, model.wake_requested) = (false, None);
+        (model.is_selected, model.wake_requested, model.is_displaced) = (false, None, false);
         model.stop_preloading();
         while let Some(request) = model.queue.pop() {
             self.requests.remove(&request);
@@ -439,7 +468,9 @@ impl Policy {
             Stage::Cold => {}
             // No engine is expected, or a later step finds out.
             Stage::Step {
-                step: Step::Stop(_) | Step::Probe | Step::FindMemory(Activation::Start), ..
+                step:
+                    Step::Stop(_) | Step::AfterStop { .. } | Step::Probe | Step::FindMemory(Activation::Start),
+                ..
             } => {}
             Stage::Unknown | Stage::Quarantined { .. } => self.discard_measurements(id),
             _ => {

@@ -35,6 +35,13 @@ pub enum Input {
         /// Its result.
         outcome: TaskOutcome,
     },
+    /// What an engine's processes hold on each of its GPUs.
+    Holds {
+        /// Its model.
+        model: ModelId,
+        /// Its bytes.
+        bytes: Vec<u64>,
+    },
     /// An engine died, or answers no more.
     Lost(ModelId),
     /// A ready engine sleeps, without a command from here.
@@ -60,6 +67,15 @@ pub enum Input {
     Shutdown,
 }
 
+/// The memory of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpuMemory {
+    /// Unused bytes.
+    pub free_bytes: u64,
+    /// All bytes.
+    pub total_bytes: u64,
+}
+
 /// The result of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TaskOutcome {
@@ -67,8 +83,8 @@ pub enum TaskOutcome {
     Done,
     /// Of [`Task::Probe`].
     Probed(EngineState),
-    /// Of [`Task::Measure`]: free bytes on each of the model's GPUs.
-    Free(Vec<u64>),
+    /// Of [`Task::Measure`]: the memory of each of the model's GPUs.
+    Measured(Vec<GpuMemory>),
     /// Of [`Task::Confirm`]: whether the engine reports that it is awake.
     Awake(bool),
     /// Of [`Task::Canary`]: whether the answer was right, or how it differed.
@@ -183,6 +199,15 @@ pub enum Refusal {
         /// When memory is searched again.
         until: Time,
     },
+    /// The model needs more than its GPU has.
+    TooLarge {
+        /// Its known need.
+        need_bytes: u64,
+        /// All of the GPU.
+        total_bytes: u64,
+        /// When memory is searched again.
+        until: Time,
+    },
     /// The service is ending.
     ShuttingDown,
 }
@@ -212,6 +237,13 @@ pub enum Event {
     Learnt {
         /// For each of its GPUs.
         held_bytes: Vec<u64>,
+    },
+    /// It was seen to need more than was known.
+    Grew {
+        /// The known need before, on each of its GPUs.
+        before_bytes: Vec<u64>,
+        /// The known need now.
+        need_bytes: Vec<u64>,
     },
     /// It hibernates.
     Hibernated {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::demand::Demand;
+use super::need::Need;
 use super::queue::{Claim, Queue};
 use super::rules::Rules;
 use super::step::{Activation, Costs, Move, Stage, Step};
@@ -24,10 +25,12 @@ impl ModelState {
             wake_requested: None,
             is_pinned,
             is_preloading,
+            is_displaced: false,
             sleeps_after: false,
             held: None,
             min_release: None,
             cold: None,
+            need: Need::default(),
             hibernation: Hibernation::default(),
             is_disturbed: false,
             costs: Costs::default(),
@@ -163,34 +166,6 @@ impl ModelState {
         }
     }
 
-    /// What has to be free on each of its GPUs; `None` if unknown.
-    pub(super) fn need(&self, up: Activation) -> Option<Vec<u64>> {
-        let configured = || self.rules.need_bytes.map(|bytes| vec![bytes; self.rules.gpus.len()]);
-        match up {
-            // Memory is measured again before the wake, so a guess would only keep it from coming back.
-            Activation::Resume if self.hibernation.needs_more => None,
-            Activation::Resume => {
-                let wake = self.need(Activation::Wake)?;
-                Some(self.known_residue().map_or_else(|| wake.clone(), |residue| sum(&wake, &residue)))
-            }
-            Activation::Wake => self.held.clone().or_else(configured),
-            Activation::Start => self.cold.clone().or_else(configured),
-        }
-    }
-
-    /// What it may take on each of its GPUs; `None` if unknown or nothing.
-    pub(super) fn promised(&self) -> Option<Vec<u64>> {
-        let has_none = match &self.stage {
-            Stage::Unknown | Stage::Cold | Stage::Asleep | Stage::Hibernating | Stage::Quarantined { .. } => {
-                true
-            }
-            Stage::Step { step: Step::Probe | Step::FindMemory(_), .. } => true,
-            Stage::Step { step, .. } => step.is_of_sleeper(),
-            _ => false,
-        };
-        if has_none { None } else { self.held.clone().or_else(|| self.need(Activation::Start)) }
-    }
-
     /// The first wake after a first sleep defines what later sleeps have to release. A wake that took less than half
     /// was measured beside other changes, and does not count.
     pub(super) fn woke(&mut self, taken: &[u64]) {
@@ -204,19 +179,27 @@ impl ModelState {
     pub(super) fn expected_release(&self) -> Option<Vec<u64>> {
         let half = || Some(self.held.as_ref()?.iter().map(|bytes| bytes / 2).collect());
         // What an engine keeps in its sleep is not known before the first one.
-        let unknown = || Some(self.need(Activation::Start)?.iter().map(|bytes| bytes / 2).collect());
+        let unknown = || Some(self.started_with()?.iter().map(|bytes| bytes / 2).collect());
         self.min_release.clone().or_else(half).or_else(unknown)
     }
 
-    /// What leaving frees; `None` if unknown.
+    /// What its engine took at its start, or by its operator's word.
+    fn started_with(&self) -> Option<Vec<u64>> {
+        let configured = || Some(vec![self.rules.need_bytes?; self.rules.gpus.len()]);
+        self.cold.clone().or_else(configured)
+    }
+
+    /// What others may count on once it has left; `None` if unknown.
     pub(super) fn frees(&self) -> Option<Vec<u64>> {
-        let stopped = || self.cold.clone().filter(|_| !self.rules.can_sleep);
-        stopped().or_else(|| self.held.clone()).or_else(|| {
-            // A sleeping engine keeps a part.
-            let likely = |bytes: &u64| bytes / 4 * 3;
-            let all = self.need(Activation::Start)?;
-            Some(all.iter().map(likely).collect())
-        })
+        if !self.rules.can_sleep {
+            return self.known_need();
+        }
+        if self.held.is_some() {
+            return self.need(Activation::Wake);
+        }
+        // A sleeping engine keeps a part.
+        let likely = |bytes: &u64| bytes / 4 * 3;
+        Some(self.known_need()?.iter().map(likely).collect())
     }
 
     /// What the end of its engine frees; `None` if unknown or nothing.
@@ -224,8 +207,4 @@ impl ModelState {
         self.promised()?;
         self.cold.clone().or_else(|| self.frees())
     }
-}
-
-fn sum(some: &[u64], more: &[u64]) -> Vec<u64> {
-    some.iter().zip(more).map(|(some, more)| some.saturating_add(*more)).collect()
 }

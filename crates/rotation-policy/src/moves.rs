@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use super::Policy;
 use super::choose::{NO_MEMORY, Space};
 use super::messages::{Effect, EngineState, Event, OpId, Refusal, Task, TaskOutcome};
+use super::need::less;
 use super::queue::Claim;
 use super::rules::{Gpu, Limits, ModelId};
 use super::step::{Activated, Activation, Leave, Move, Op, Stage, Step, Then};
 use super::time::Time;
+use super::{ModelState, Policy};
 
 /// Attempts of a step without side effects.
 pub(super) const TRIES: u32 = 2;
@@ -35,17 +36,34 @@ impl Policy {
             let event = Event::Stage(model.stage.name());
             self.out.push(Effect::Report { model: ModelId(id), event });
         }
+        if self.models[id].activation().is_some() {
+            self.recall(id);
+        }
+    }
+
+    /// What left for others comes up again where this one has left its GPUs to nothing that waits.
+    fn recall(&mut self, id: usize) {
+        let is_wanted = |model: &ModelState| model.is_selected || model.waiting_since().is_some();
+        for other in 0..self.models.len() {
+            let model = &self.models[other];
+            let may = model.is_displaced && model.rules.preload && model.activation().is_some();
+            let is_beside = |one: &usize| self.share(other, *one);
+            let mut beside = (0..self.models.len()).filter(is_beside);
+            if may && is_beside(&id) && !beside.any(|one| is_wanted(&self.models[one])) {
+                (self.models[other].is_preloading, self.models[other].sleeps_after) = (true, false);
+            }
+        }
     }
 
     pub(super) fn begin(&mut self, id: usize, step: Step) {
         let model = &mut self.models[id];
         model.tries = 0;
-        if matches!(step, Step::Before | Step::BeforeHibernation | Step::FindMemory(_)) {
+        if matches!(step, Step::Before | Step::BeforeHibernation | Step::BeforeStop | Step::FindMemory(_)) {
             model.is_disturbed = false;
         }
         match &step {
             Step::FindMemory(up) => model.move_begins(Move::Come(*up), self.now),
-            Step::Before => model.move_begins(Move::Leave, self.now),
+            Step::Before | Step::BeforeStop => model.move_begins(Move::Leave, self.now),
             Step::BeforeHibernation => model.move_begins(Move::Hibernate, self.now),
             _ => {}
         }
@@ -116,10 +134,7 @@ impl Policy {
             }
             return match then {
                 Leave::Sleep => self.begin(id, Step::Before),
-                Leave::Stop => {
-                    self.models[id].move_begins(Move::Leave, self.now);
-                    self.begin(id, Step::Stop(Then::Cold));
-                }
+                Leave::Stop => self.begin(id, Step::BeforeStop),
                 Leave::Restart => self.begin(id, Step::Stop(Then::Again)),
             };
         }
@@ -156,9 +171,13 @@ impl Policy {
 
     pub(super) fn step_ended(&mut self, id: usize, outcome: TaskOutcome) {
         let Stage::Step { step, began, .. } = self.models[id].stage.clone() else { return };
+        let free: Vec<u64> = match &outcome {
+            TaskOutcome::Measured(memory) => memory.iter().map(|memory| memory.free_bytes).collect(),
+            _ => Vec::new(),
+        };
         match (step, outcome) {
             (Step::Probe, TaskOutcome::Probed(probed)) => self.probed(id, probed),
-            (Step::FindMemory(up), TaskOutcome::Free(free)) => self.memory_measured(id, up, began, &free),
+            (Step::FindMemory(up), TaskOutcome::Measured(_)) => self.memory_measured(id, up, began, &free),
             (Step::Wake { free }, TaskOutcome::Done) => self.confirm(id, Activation::Wake, free),
             (Step::Start { free }, TaskOutcome::Done) => self.confirm(id, Activation::Start, free),
             (Step::Confirm { activated }, TaskOutcome::Awake(true)) => {
@@ -173,16 +192,16 @@ impl Policy {
             (Step::Canary { .. }, TaskOutcome::Canary(Err(reason))) => {
                 self.engine_failed(id, &format!("its canary was wrong: {reason}"));
             }
-            (Step::Learn { activated }, TaskOutcome::Free(free)) => self.learn(id, activated, &free),
-            (Step::Before, TaskOutcome::Free(free)) => {
+            (Step::Learn { activated }, TaskOutcome::Measured(_)) => self.learn(id, activated, &free),
+            (Step::Before, TaskOutcome::Measured(_)) => {
                 self.measured(id, &free);
                 self.begin(id, Step::Sleep { before: free });
             }
             (Step::Sleep { before }, TaskOutcome::Done) => self.begin(id, Step::After { before, last: None }),
-            (Step::After { before, last }, TaskOutcome::Free(free)) => {
+            (Step::After { before, last }, TaskOutcome::Measured(_)) => {
                 self.released(id, began, before, last.as_deref(), &free);
             }
-            (Step::BeforeHibernation, TaskOutcome::Free(free)) => {
+            (Step::BeforeHibernation, TaskOutcome::Measured(_)) => {
                 self.measured(id, &free);
                 self.begin(id, Step::Hibernate { before: free });
             }
@@ -191,7 +210,7 @@ impl Policy {
             }
             (Step::Hibernate { .. }, TaskOutcome::Unsupported(reason)) => self.cannot_hibernate(id, &reason),
             (Step::Hibernate { .. }, TaskOutcome::Later(reason)) => self.hibernation_interrupted(id, &reason),
-            (Step::AfterHibernation { before, last }, TaskOutcome::Free(free)) => {
+            (Step::AfterHibernation { before, last }, TaskOutcome::Measured(_)) => {
                 self.residue_measured(id, began, before, last.as_deref(), &free);
             }
             (Step::Resume { wakes }, TaskOutcome::Done) => self.resumed(id, wakes),
@@ -206,7 +225,18 @@ impl Policy {
             }
             (Step::Resume { wakes }, TaskOutcome::Later(reason)) => self.not_resumed(id, wakes, &reason),
             (Step::Probe, TaskOutcome::Later(reason)) => self.probe_later(id, &reason),
+            (Step::BeforeStop, TaskOutcome::Measured(_)) => {
+                self.measured(id, &free);
+                self.begin(id, Step::Stop(Then::Measure { before: free }));
+            }
             (Step::Stop(then), TaskOutcome::Done) => self.stopped(id, then),
+            (Step::AfterStop { before }, TaskOutcome::Measured(_)) => {
+                self.measured(id, &free);
+                if !self.models[id].is_disturbed {
+                    self.seen(id, &less(&free, &before));
+                }
+                self.is_away(id);
+            }
             (step, TaskOutcome::Failed(reason)) => self.failed(id, &step, began, &reason),
             (_, TaskOutcome::Unsupported(reason)) => self.give_up(id, &reason),
             (step, other) => self.failed(id, &step, began, &misplaced(&step, &other)),
@@ -231,7 +261,11 @@ impl Policy {
             let taken = less(&activated.free, free);
             match activated.up {
                 Activation::Resume | Activation::Wake => model.woke(&taken),
-                Activation::Start => model.cold = Some(taken),
+                Activation::Start => {
+                    model.cold = Some(taken.clone());
+                    model.need.is_doubted = false;
+                    self.seen(id, &taken);
+                }
             }
         }
         self.become_ready(id);
@@ -271,7 +305,10 @@ impl Policy {
             return self.enter(id, rests);
         }
         let need = model.need(up);
-        let lacks = need.is_some_and(|need| need.iter().zip(free).any(|(need, free)| need > free));
+        let lacks = need.is_some_and(|need| {
+            let mut gpus = model.rules.gpus.iter().zip(need);
+            gpus.any(|(gpu, need)| self.available(id, up, *gpu).is_none_or(|free| need > free))
+        });
         if !lacks {
             return self.come(id, up, free);
         }
@@ -368,6 +405,10 @@ impl Policy {
             if !model.is_disturbed && model.held.as_ref() != Some(&held) {
                 let event = Event::Learnt { held_bytes: held.clone() };
                 self.out.push(Effect::Report { model: ModelId(id), event });
+                // What a sleep keeps is no part of it, so alone it is no whole need.
+                if model.known_need().is_some() {
+                    self.seen(id, &held);
+                }
                 self.models[id].held = Some(held);
             }
             self.models[id].move_ended(Move::Leave, self.now);
@@ -392,10 +433,8 @@ impl Policy {
     fn stopped(&mut self, id: usize, then: Then) {
         self.discard_measurements(id);
         match then {
-            Then::Cold => {
-                self.models[id].move_ended(Move::Leave, self.now);
-                self.enter(id, Stage::Cold);
-            }
+            Then::Cold => self.is_away(id),
+            Then::Measure { before } => self.begin(id, Step::AfterStop { before }),
             Then::Again => {
                 let now = self.now;
                 let model = &mut self.models[id];
@@ -404,6 +443,11 @@ impl Policy {
             }
             Then::Quarantine => self.quarantine(id),
         }
+    }
+
+    fn is_away(&mut self, id: usize) {
+        self.models[id].move_ended(Move::Leave, self.now);
+        self.enter(id, Stage::Cold);
     }
 
     /// Steps without side effects are repeated.
@@ -427,6 +471,9 @@ impl Policy {
                 self.enter(id, Stage::Ready { since: self.now });
             }
             Step::FindMemory(_) => self.no_memory(id, reason),
+            // Nothing is learnt from it then.
+            Step::BeforeStop => self.begin(id, Step::Stop(Then::Cold)),
+            Step::AfterStop { .. } => self.is_away(id),
             // The model is healthy. Its next sleep measures what it takes.
             Step::Learn { .. } => self.become_ready(id),
             Step::Stop(_) => {
@@ -483,8 +530,12 @@ impl Policy {
         model.move_failed();
         // The learned need may be too small, and nothing else would correct it.
         match model.stage {
-            Stage::Step { step: Step::Start { .. }, .. } => model.cold = None,
-            Stage::Step { step: Step::Wake { .. }, .. } => (model.held, model.min_release) = (None, None),
+            Stage::Step { step: Step::Start { .. }, .. } => {
+                (model.cold, model.need.is_doubted) = (None, true);
+            }
+            Stage::Step { step: Step::Wake { .. }, .. } => {
+                (model.held, model.min_release, model.need.is_doubted) = (None, None, true);
+            }
             _ => {}
         }
         if !model.rules.can_restart {
@@ -520,7 +571,10 @@ impl Policy {
     /// has it.
     pub(super) fn no_memory(&mut self, id: usize, reason: &str) {
         // With the stage in which it failed.
-        self.report_failed(id, reason);
+        match self.too_large(id) {
+            Some(too_large) => self.report_failed(id, &too_large.reason()),
+            None => self.report_failed(id, reason),
+        }
         for other in 0..self.models.len() {
             let rests = matches!(self.models[other].stage, Stage::Asleep | Stage::Hibernating | Stage::Cold);
             if other == id || rests && self.share(id, other) {
@@ -529,13 +583,14 @@ impl Policy {
         }
         let until = self.now.after(self.models[id].rules.pause_min.max(LEAST));
         self.models[id].no_memory_until = Some(until);
-        self.refuse_all(id, Refusal::NoMemory { until });
+        self.refuse_all(id, self.lack(id, until));
     }
 
     fn become_ready(&mut self, id: usize) {
         let now = self.now;
         let model = &mut self.models[id];
         (model.failures, model.was_restarted, model.is_selected) = (0, false, false);
+        model.is_displaced = false;
         let is_wanted = model.waiting_since().is_some() || model.is_pinned;
         let sleeps = std::mem::take(&mut model.sleeps_after) && !is_wanted;
         // Also one that was found awake.
@@ -598,10 +653,6 @@ fn limit_of(limits: &Limits, step: &Step) -> Duration {
         Task::Measure if matches!(step, Step::After { .. } | Step::AfterHibernation { .. }) => limits.release,
         Task::Measure => limits.find_memory,
     }
-}
-
-pub(super) fn less(before: &[u64], after: &[u64]) -> Vec<u64> {
-    before.iter().zip(after).map(|(before, after)| before.saturating_sub(*after)).collect()
 }
 
 fn misplaced(step: &Step, outcome: &TaskOutcome) -> String {

@@ -15,7 +15,7 @@ pub struct ModelId(pub usize);
 pub struct Rules {
     /// The GPUs of its engine.
     pub gpus: Vec<Gpu>,
-    /// What it takes of each GPU while awake, until measured.
+    /// The least that it needs of each GPU while awake. More is learnt.
     pub need_bytes: Option<u64>,
     /// Whether its engine can sleep. If not, it is stopped and started.
     pub can_sleep: bool,
@@ -36,7 +36,7 @@ pub struct Rules {
     pub keep_weight: u32,
     /// Of its requests. A point counts like a second of waiting.
     pub priority: i32,
-    /// Whether it wakes or starts with the service, where memory is free.
+    /// Whether it wakes or starts with the service, and after others for which it left, where memory is free.
     pub preload: bool,
     /// How long it stays awake without requests.
     pub idle_max: Option<Duration>,

@@ -83,7 +83,13 @@ pub(super) enum Step {
         /// Otherwise it sleeps on.
         wakes: bool,
     },
+    /// As [`Step::Before`], of one that is stopped.
+    BeforeStop,
     Stop(Then),
+    /// Measures what the stop released.
+    AfterStop {
+        before: Vec<u64>,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,9 +126,13 @@ pub(super) struct Activated {
     pub(super) free: Vec<u64>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Then {
     Cold,
+    /// With what was free before it.
+    Measure {
+        before: Vec<u64>,
+    },
     Again,
     Quarantine,
 }
@@ -133,6 +143,7 @@ impl Step {
             Self::Probe => Task::Probe,
             Self::FindMemory(_) | Self::Learn { .. } | Self::Before | Self::After { .. } => Task::Measure,
             Self::BeforeHibernation | Self::AfterHibernation { .. } => Task::Measure,
+            Self::BeforeStop | Self::AfterStop { .. } => Task::Measure,
             Self::Hibernate { .. } => Task::Hibernate,
             Self::Resume { .. } => Task::Resume,
             Self::Wake { .. } => Task::Wake,
@@ -150,7 +161,8 @@ impl Step {
             Self::Probe | Self::FindMemory(_) | Self::Wake { .. } | Self::Start { .. } => true,
             Self::Confirm { .. } | Self::Canary { .. } | Self::Learn { .. } => true,
             Self::Resume { wakes } => *wakes,
-            Self::Before | Self::Sleep { .. } | Self::After { .. } | Self::Stop(_) => false,
+            Self::Before | Self::Sleep { .. } | Self::After { .. } => false,
+            Self::BeforeStop | Self::Stop(_) | Self::AfterStop { .. } => false,
             Self::BeforeHibernation | Self::Hibernate { .. } | Self::AfterHibernation { .. } => false,
         }
     }
@@ -190,7 +202,7 @@ impl Stage {
                     StageName::GoingIntoHibernation
                 }
                 Step::Resume { .. } => StageName::Resuming,
-                Step::Stop(_) => StageName::Stopping,
+                Step::BeforeStop | Step::Stop(_) | Step::AfterStop { .. } => StageName::Stopping,
             },
         }
     }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use poorwill_core::ByteSize;
 use serde_json::json;
 
 use super::json::BodyError;
@@ -308,6 +309,12 @@ impl ApiError {
             }
             Refusal::NoMemory => {
                 (unavailable, "no_room", "its GPUs have too little free memory now, or it cannot be measured")
+            }
+            Refusal::TooLarge { need_bytes, total_bytes } => {
+                let (need, total) = (ByteSize(need_bytes), ByteSize(total_bytes));
+                let text =
+                    format!("model `{name}` cannot be served: it needs {need} of a GPU that has {total}");
+                return Self::new(unavailable, "no_room", text).retry_after(refused.retry_after).not_begun();
             }
             Refusal::ShuttingDown => (unavailable, "shutting_down", "the service is ending"),
         };

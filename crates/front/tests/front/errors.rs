@@ -7,6 +7,7 @@ use poorwill_front::backend::Refusal;
 
 use super::setup::{EVENTS, Setup, Verdict, Wire, answer, chunk, post, post_with, run};
 
+const TOO_LARGE: Refusal = Refusal::TooLarge { need_bytes: 90 << 30, total_bytes: 80 << 30 };
 const ASK_ONE: &str = r#"{"model":"org/one","prompt":"x"}"#;
 
 #[test]
@@ -17,6 +18,7 @@ fn refusals_have_their_status_and_retry_after() {
             (Refusal::WaitedTooLong, Some(Duration::ZERO), 503, "1"),
             (Refusal::Quarantined, Some(Duration::from_millis(4001)), 503, "5"),
             (Refusal::NoMemory, Some(Duration::from_secs(7)), 503, "7"),
+            (TOO_LARGE, Some(Duration::from_secs(8)), 503, "8"),
             (Refusal::ShuttingDown, None, 503, "1"),
         ] {
             setup.refuse(refusal, retry_after);
@@ -26,6 +28,8 @@ fn refusals_have_their_status_and_retry_after() {
                 body["error"]["code"].is_string()
                     && body["error"]["message"].as_str().unwrap().contains("org/one")
             );
+            let names_sizes = body.to_string().contains("needs 90 GiB of a GPU that has 80 GiB");
+            assert_eq!(names_sizes, refusal == TOO_LARGE, "{body}");
         }
         assert_eq!(setup.until(|seen| seen.waiting == 0).await.admitted, 0);
     });

@@ -146,7 +146,7 @@ impl Metrics {
             EventKind::Hibernated { .. } => {
                 self.hibernations.of(model()).inc();
             }
-            EventKind::Stage { .. } | EventKind::Learnt { .. } => {}
+            EventKind::Stage { .. } | EventKind::Learnt { .. } | EventKind::Grew { .. } => {}
         }
     }
 

@@ -1,5 +1,7 @@
 //! The memory of real GPUs, by the interface of their driver: one module for each.
 
+#[cfg(target_os = "linux")]
+use std::collections::BTreeSet;
 use std::path::Path;
 #[cfg(target_os = "linux")]
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,6 +18,8 @@ use super::intel::{self, Intel};
 #[cfg(target_os = "linux")]
 use super::unified::Unified;
 use super::{GpuMemory, Measured, Meter, on_a_thread};
+#[cfg(target_os = "linux")]
+use super::{Held, by_process};
 use poorwill_rotation_policy::Gpu;
 
 /// Advice where no GPU can be measured.
@@ -49,6 +53,11 @@ pub enum DeviceDriver {
 #[cfg(target_os = "linux")]
 pub(super) trait DeviceMemory: std::fmt::Debug + Send {
     fn memory(&mut self, gpu: Gpu) -> Result<GpuMemory, String>;
+
+    /// What these processes hold of it, where the driver says so.
+    fn held(&mut self, _gpu: Gpu, _pids: &BTreeSet<u32>) -> Option<u64> {
+        None
+    }
 }
 
 /// Measures by a driver, which is looked for at the first measurement, and again after each failure to find it.
@@ -66,6 +75,16 @@ impl Meter for Devices {
     fn measure<'a>(&'a self, gpus: &'a [Gpu]) -> Measured<'a> {
         let devices = self.clone();
         Box::pin(on_a_thread(gpus, move |gpu| devices.memory(gpu)))
+    }
+
+    #[cfg(target_os = "linux")]
+    fn held<'a>(&'a self, gpus: &'a [Gpu], pids: Vec<u32>) -> Held<'a> {
+        let (found, gpus, pids) = (Arc::clone(&self.found), gpus.to_vec(), BTreeSet::from_iter(pids));
+        by_process::off_the_runtime(move || {
+            let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+            let device = found.as_mut()?;
+            gpus.into_iter().map(|gpu| device.held(gpu, &pids)).collect()
+        })
     }
 }
 

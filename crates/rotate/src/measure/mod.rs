@@ -5,6 +5,7 @@
 
 #[cfg(target_os = "linux")]
 mod amdgpu;
+mod by_process;
 mod declared;
 mod devices;
 #[cfg(target_os = "linux")]
@@ -45,6 +46,9 @@ pub struct GpuMemory {
 /// A measurement, with one entry for each requested GPU in the same order.
 pub type Measured<'a> = Pin<Box<dyn Future<Output = Result<Vec<GpuMemory>, MeterError>> + Send + 'a>>;
 
+/// What processes hold, with one entry for each requested GPU in the same order; `None` where it is not known.
+pub type Held<'a> = Pin<Box<dyn Future<Output = Option<Vec<u64>>> + Send + 'a>>;
+
 /// Measures GPUs.
 pub trait Meter: fmt::Debug + Send + Sync {
     /// Measures these GPUs. Takes milliseconds, and does not block the runtime.
@@ -53,6 +57,11 @@ pub trait Meter: fmt::Debug + Send + Sync {
     /// Whether its figures are measured, and not only declared.
     fn is_measured(&self) -> bool {
         true
+    }
+
+    /// What these processes hold of these GPUs. Without such figures nothing is learnt while an engine runs.
+    fn held<'a>(&'a self, _gpus: &'a [Gpu], _pids: Vec<u32>) -> Held<'a> {
+        Box::pin(std::future::ready(None))
     }
 }
 

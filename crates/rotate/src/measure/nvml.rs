@@ -2,9 +2,12 @@
 //!
 //! Where a GPU shares the computer's memory, NVML keeps no figures, and [`Gpus`] reads the computer's.
 
+use std::collections::BTreeSet;
+
 use poorwill::gpus::Gpus;
 
 use super::GpuMemory;
+use super::by_process::sum_of;
 use super::devices::DeviceMemory;
 use poorwill_rotation_policy::Gpu;
 
@@ -12,5 +15,9 @@ impl DeviceMemory for Gpus {
     fn memory(&mut self, gpu: Gpu) -> Result<GpuMemory, String> {
         let memory = Self::memory(self, gpu.0).map_err(|error| error.to_string())?;
         Ok(GpuMemory { free_bytes: memory.free_bytes, total_bytes: memory.total_bytes })
+    }
+
+    fn held(&mut self, gpu: Gpu, pids: &BTreeSet<u32>) -> Option<u64> {
+        sum_of(&self.processes(gpu.0).ok()?, pids)
     }
 }

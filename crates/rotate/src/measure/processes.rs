@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use poorwill::proc;
 
-use super::{GpuMemory, Measured, Meter, on_a_thread};
+use super::{GpuMemory, Held, Measured, Meter, by_process, on_a_thread};
 use poorwill_rotation_policy::Gpu;
 
 /// Returns the processes on a GPU. May block on file reads.
@@ -50,5 +50,9 @@ impl Meter for Processes {
             }
             Ok(GpuMemory { free_bytes: gpu_bytes.saturating_sub(used_bytes), total_bytes: gpu_bytes })
         }))
+    }
+
+    fn held<'a>(&'a self, gpus: &'a [Gpu], pids: Vec<u32>) -> Held<'a> {
+        by_process::on_simulated(gpus, pids)
     }
 }

@@ -235,9 +235,9 @@ impl Actor {
                 self.histories[model.0].refused += 1;
                 if let Some(reply) = self.waiting.remove(&request) {
                     let retry_after = match refusal {
-                        Refusal::Quarantined { until } | Refusal::NoMemory { until } => {
-                            Some(self.history.until(until))
-                        }
+                        Refusal::Quarantined { until }
+                        | Refusal::NoMemory { until }
+                        | Refusal::TooLarge { until, .. } => Some(self.history.until(until)),
                         // The front knows the load.
                         Refusal::QueueFull => None,
                         Refusal::WaitedTooLong => Some(RETRY_AFTER),
@@ -299,6 +299,12 @@ impl Actor {
                 tokio::time::sleep(every).await;
                 let found = probe(&entry).await;
                 if messages.send(Message::Probed { model, starts, since, found }).is_err() {
+                    return;
+                }
+                let held = tokio::time::timeout(PROBE_MAX, entry.handle.held()).await;
+                if let Ok(Some(bytes)) = held
+                    && messages.send(Message::Input(Input::Holds { model, bytes })).is_err()
+                {
                     return;
                 }
             }
@@ -433,6 +439,7 @@ fn now(entry: &Entry, status: &Status, history: &ModelHistory) -> ModelNow {
         cannot_hibernate: status.cannot_hibernate.clone(),
         host_bytes: entry.handle.hibernator().host_bytes(&model.name),
         need_bytes: model.rules.need_bytes,
+        known_need_bytes: status.need_bytes.clone(),
         failures: status.failures,
         last_failure: history.last_failure.clone(),
         starts: history.starts,

@@ -11,9 +11,9 @@ use super::first_answer::{self, FirstAnswer};
 use crate::config;
 use crate::engine::{Answer, Engine, EngineError};
 use crate::hibernation::{EngineProcesses, HibernateError, Hibernator};
-use crate::measure::Meter;
+use crate::measure::{self, Meter};
 use crate::supervise::Supervisor;
-use poorwill_rotation_policy::{EngineState, Gpu, Task, TaskOutcome};
+use poorwill_rotation_policy::{EngineState, Gpu, GpuMemory, Task, TaskOutcome};
 
 /// Interval of probes while an engine starts.
 const PROBE_EVERY: Duration = Duration::from_millis(50);
@@ -91,7 +91,13 @@ impl EngineHandle {
             }
             Task::Canary => self.check_canary().await.map(TaskOutcome::Canary),
             Task::Measure => match self.meter.measure(&self.gpus).await {
-                Ok(memory) => Ok(TaskOutcome::Free(memory.iter().map(|one| one.free_bytes).collect())),
+                Ok(memory) => {
+                    let of = |one: &measure::GpuMemory| GpuMemory {
+                        free_bytes: one.free_bytes,
+                        total_bytes: one.total_bytes,
+                    };
+                    Ok(TaskOutcome::Measured(memory.iter().map(of).collect()))
+                }
                 Err(error) => Err(error.to_string()),
             },
         };
@@ -106,6 +112,12 @@ impl EngineHandle {
             None => Vec::new(),
         };
         EngineProcesses { model: self.model.clone(), pids }
+    }
+
+    /// What its processes hold on each of its GPUs; `None` where that is not known.
+    pub(super) async fn held(&self) -> Option<Vec<u64>> {
+        let pids = self.processes().await.pids;
+        self.meter.held(&self.gpus, pids).await
     }
 
     async fn hibernate(&self) -> TaskOutcome {

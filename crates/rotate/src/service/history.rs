@@ -131,6 +131,7 @@ impl History {
                 EventKind::Shortfall { gpu: gpu.0, expected_bytes, freed_bytes }
             }
             Event::Learnt { held_bytes } => EventKind::Learnt { held_bytes },
+            Event::Grew { before_bytes, need_bytes } => EventKind::Grew { before_bytes, need_bytes },
             Event::Hibernated { residue_bytes } => EventKind::Hibernated { residue_bytes },
             Event::Quarantined { until, failures } => {
                 EventKind::Quarantined { for_s: self.until(until).as_secs_f64(), failures }
@@ -223,6 +224,9 @@ impl History {
             EventKind::Failed { stage, reason } => tracing::warn!(model, %stage, reason, "a model failed"),
             EventKind::Shortfall { gpu, expected_bytes, freed_bytes } => {
                 tracing::warn!(model, gpu, expected_bytes, freed_bytes, "a model freed too little memory");
+            }
+            EventKind::Grew { before_bytes, need_bytes } => {
+                tracing::warn!(model, ?before_bytes, ?need_bytes, "a model needs more than was known");
             }
             EventKind::Quarantined { for_s, failures } => {
                 tracing::warn!(model, for_s, failures, "quarantined a model");

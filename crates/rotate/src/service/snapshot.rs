@@ -72,6 +72,8 @@ pub struct ModelNow {
     pub host_bytes: u64,
     /// The configured need on each GPU.
     pub need_bytes: Option<u64>,
+    /// The known need on each of its GPUs: the larger of the configured one and the most that was seen. `None` if unknown.
+    pub known_need_bytes: Option<Vec<u64>>,
     /// Consecutive failures.
     pub failures: u32,
     /// The last failure since it was ready.
@@ -244,6 +246,13 @@ pub enum EventKind {
     Learnt {
         /// For each of its GPUs.
         held_bytes: Vec<u64>,
+    },
+    /// It was seen to need more than was known.
+    Grew {
+        /// The known need before, for each of its GPUs.
+        before_bytes: Vec<u64>,
+        /// The known need now.
+        need_bytes: Vec<u64>,
     },
     /// It hibernates.
     Hibernated {

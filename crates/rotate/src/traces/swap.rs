@@ -58,7 +58,7 @@ impl Moves {
                     span.events.push(SpanEvent::new("failed", at, attributes));
                 }
             }
-            EventKind::Shortfall { .. } | EventKind::Learnt { .. } => {}
+            EventKind::Shortfall { .. } | EventKind::Learnt { .. } | EventKind::Grew { .. } => {}
             EventKind::Hibernated { .. } | EventKind::Quarantined { .. } => {}
         }
     }

@@ -398,7 +398,7 @@ fn page() -> String {
                 ("folder", "path", none(), "working directory of both commands"),
                 ("log", "path", none(), "file for the engine's output"),
                 ("gpus", "array of numbers", plain(format!("{gpus:?}")), "NVML positions of its GPUs"),
-                ("need", SIZE, none(), "what it takes of each GPU, until that is measured"),
+                ("need", SIZE, none(), "least that it needs of each GPU; more is learnt, and another value has it learnt anew"),
                 ("http", "table", none(), "see below"),
                 ("rules", "table", none(), "see below"),
                 ("canary", "table", none(), "see below"),
@@ -529,7 +529,7 @@ fn page() -> String {
                     "preload",
                     "boolean",
                     "`pinned`".to_owned(),
-                    "wakes or starts the model with the service, if memory is free; no other model leaves for it",
+                    "wakes or starts the model with the service, and after others for which it left, if memory is free; no other model leaves for it",
                 ),
                 (
                     "together",

@@ -698,6 +698,7 @@ fn api_reference() {
         EventKind::Failed { stage: StageName::Waking, reason: String::new() },
         EventKind::Shortfall { gpu: 0, expected_bytes: 1, freed_bytes: 0 },
         EventKind::Learnt { held_bytes: Vec::new() },
+        EventKind::Grew { before_bytes: Vec::new(), need_bytes: Vec::new() },
         EventKind::Hibernated { residue_bytes: Vec::new() },
         EventKind::Quarantined { for_s: 1.0, failures: 1 },
     ];

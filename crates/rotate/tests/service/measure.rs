@@ -57,6 +57,27 @@ fn memory_of_the_host_device_counts() {
 }
 
 #[test]
+fn a_simulated_gpu_has_all_of_an_engines_processes() {
+    watched(|| {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let meter = with(GIB, Vec::new());
+        let held = |pids: Vec<u32>| runtime.block_on(meter.held(&[Gpu(0), Gpu(1)], pids));
+        let [mut one, mut two] = [sleeper(), sleeper()];
+        // Without processes nothing is known, and a process that has ended holds nothing.
+        assert_eq!(held(Vec::new()), None);
+        eventually("both count", || {
+            let (both, single) = (held(vec![one.id(), two.id()]), held(vec![one.id(); 2]));
+            both.zip(single).is_some_and(|(both, single)| both[0] > single[0] && both[0] == both[1])
+        });
+        for one in [&mut one, &mut two] {
+            one.kill().unwrap();
+            one.wait().unwrap();
+        }
+        assert_eq!(held(vec![one.id(), two.id()]), None);
+    });
+}
+
+#[test]
 fn each_gpu_has_its_own() {
     watched(|| {
         let mut one = sleeper();
@@ -147,6 +168,31 @@ fn devices_are_those_at_the_positions_of_nvml() {
     }
     // A failure does not spoil later measurements.
     assert_eq!(measured(&meter, &[1]), Ok(vec![memory(20, 24)]));
+}
+
+#[test]
+fn nvml_counts_what_each_process_holds() {
+    if !is_played() {
+        let uuid = |nth: u32| format!("GPU-00000000-0000-0000-0000-00000000000{nth}");
+        let devices = [
+            format!("{}:total=80GiB:process=4711/3GiB:process=4712/1GiB:process=1/9GiB", uuid(1)),
+            format!("{}:total=24GiB:process=4711/2GiB", uuid(2)),
+        ];
+        return played("nvml_counts_what_each_process_holds", Some(&devices.join(",")));
+    }
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let meter = Devices::default();
+    let held = |gpus: &[usize], pids: &[u32]| {
+        let gpus: Vec<Gpu> = gpus.iter().copied().map(Gpu).collect();
+        runtime.block_on(meter.held(&gpus, pids.to_vec()))
+    };
+    assert_eq!(held(&[0, 1], &[4711, 4712, 4711]), Some(vec![4 * GIB, 2 * GIB]));
+    // Not there is not zero: a container may have other numbers.
+    assert_eq!(held(&[0], &[5]), None);
+    assert_eq!(held(&[0, 1], &[4712]), None);
+    assert_eq!(held(&[0, 7], &[4711]), None);
+    assert_eq!(held(&[1], &[4711]), Some(vec![2 * GIB]));
+    assert_eq!(measured(&meter, &[0]).unwrap()[0].total_bytes, 80 * GIB);
 }
 
 #[test]

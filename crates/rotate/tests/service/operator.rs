@@ -138,6 +138,7 @@ pub(crate) fn model(name: &str, gpus: &[usize]) -> ModelNow {
         cannot_hibernate: None,
         host_bytes: 0,
         need_bytes: None,
+        known_need_bytes: None,
         failures: 0,
         last_failure: None,
         starts: 0,

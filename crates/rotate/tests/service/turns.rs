@@ -2,13 +2,15 @@
 //! no step is late on a slow machine.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use poorwill_rotate::config::{Config, MemorySource};
+use poorwill_rotate::measure::{Held, Measured, Meter};
 use poorwill_rotate::service::{
     EventKind, ModelCommand, ModelNow, PromiseNow, Service, ServiceError, Snapshot, SwapPath,
 };
-use poorwill_rotation_policy::{Refusal, StageName};
+use poorwill_rotation_policy::{Gpu, Refusal, StageName};
 use tokio::time::{Instant, timeout};
 
 use super::mock::{Fault, Machine};
@@ -398,4 +400,61 @@ async fn a_shutdown_waits_for_running_requests_and_refuses_the_others() {
     timeout(TIMEOUT, ending).await.unwrap().unwrap();
     assert!(service.snapshot().await.models.is_empty());
     assert_eq!(service.admit(a).await.unwrap_err().refusal, Refusal::ShuttingDown);
+}
+
+/// A GPU on which each engine's processes hold as much as a test says.
+#[derive(Debug)]
+struct ByProcess {
+    memory: Arc<dyn Meter>,
+    held_bytes: AtomicU64,
+}
+
+impl Meter for ByProcess {
+    fn measure<'a>(&'a self, gpus: &'a [Gpu]) -> Measured<'a> {
+        self.memory.measure(gpus)
+    }
+
+    fn held<'a>(&'a self, gpus: &'a [Gpu], _: Vec<u32>) -> Held<'a> {
+        let held_bytes = self.held_bytes.load(Ordering::Relaxed);
+        Box::pin(async move { Some(vec![held_bytes; gpus.len()]) })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn looks_teach_what_engines_need_until_the_operator_says_otherwise() {
+    let machine = Machine::new(10 * GIB, 3 * GIB);
+    let meter = Arc::new(ByProcess { memory: machine.meter(), held_bytes: AtomicU64::new(3 * GIB) });
+    let with_need = |need: u64| {
+        let mut config = config(&["a", "b"], "20s");
+        config.models.iter_mut().for_each(|model| model.rules.need_bytes = Some(need * GIB));
+        config
+    };
+    let service = Service::start_with(with_need(4), meter.clone(), &*machine.connect()).unwrap();
+    let mut events = service.events();
+    for name in ["a", "b"] {
+        assert_eq!(complete(&service, &machine, name).await, Ok(()));
+    }
+    let known = |snapshot: &Snapshot| snapshot.models[0].known_need_bytes.clone();
+    assert_eq!(known(&service.snapshot().await), Some(vec![4 * GIB]));
+    // Both grow, and one of them leaves.
+    meter.held_bytes.store(6 * GIB, Ordering::Relaxed);
+    let has_left = |snapshot: &Snapshot| snapshot.models.iter().filter(|model| model.is_ready).count() == 1;
+    let snapshot = until(&service, "one alone", has_left).await;
+    let grew = EventKind::Grew { before_bytes: vec![4 * GIB], need_bytes: vec![6 * GIB] };
+    let mut seen = Vec::new();
+    while let Ok(event) = events.try_recv() {
+        seen.extend((event.what == grew).then(|| event.model.clone()));
+    }
+    assert!(!seen.is_empty(), "{snapshot:#?}");
+    // Looks go on, and what they find is less.
+    meter.held_bytes.store(GIB, Ordering::Relaxed);
+    for name in ["a", "b", "a"] {
+        assert_eq!(complete(&service, &machine, name).await, Ok(()));
+        tokio::time::sleep(Duration::from_secs(20)).await;
+    }
+    assert_eq!(known(&service.snapshot().await), Some(vec![6 * GIB]));
+    service.reload_with(with_need(4), machine.connect().into()).await.unwrap();
+    assert_eq!(known(&service.snapshot().await), Some(vec![6 * GIB]));
+    service.reload_with(with_need(2), machine.connect().into()).await.unwrap();
+    assert!(known(&service.snapshot().await).unwrap()[0] <= 3 * GIB);
 }

@@ -8,7 +8,7 @@ use poorwill_rotation_policy::{
     Task, TaskOutcome, Time,
 };
 
-use super::fixture::{CARD, Fixture, GIB, seconds};
+use super::fixture::{CARD, Fixture, GIB, memory_of, seconds};
 
 #[test]
 fn no_model_overtakes_one_that_waits_for_two_gpus() {
@@ -50,10 +50,8 @@ fn free_memory_is_measured_again_after_a_stop() {
 fn no_request_is_refused_for_an_old_measurement() {
     let mut fixture = Fixture::of(&[10 * GIB, 60 * GIB], |model, rules| rules.is_pinned = model == 0);
     // Another program had the GPU's memory when the first one woke.
-    fixture.instead = vec![
-        (0, Task::Measure, TaskOutcome::Free(vec![70 * GIB])),
-        (0, Task::Measure, TaskOutcome::Free(vec![GIB])),
-    ];
+    fixture.instead =
+        vec![(0, Task::Measure, memory_of(vec![70 * GIB])), (0, Task::Measure, memory_of(vec![GIB]))];
     fixture.use_once(0);
     assert_eq!(fixture.policy.free_bytes(Gpu(0)), Some(GIB));
     let request = fixture.ask(1);
@@ -98,7 +96,7 @@ fn a_search_for_memory_waits_for_a_stop() {
     let mut fixture = Fixture::of(&[70 * GIB, 8 * GIB], |_, rules| rules.can_restart = true);
     fixture.use_once(0);
     fixture.late = vec![(1, Task::Measure)];
-    fixture.instead = vec![(1, Task::Measure, TaskOutcome::Free(vec![GIB]))];
+    fixture.instead = vec![(1, Task::Measure, memory_of(vec![GIB]))];
     let request = fixture.ask(1);
     fixture.input(Input::Lost(ModelId(0)));
     assert_eq!(fixture.stages(), ["stopping", "finding memory"]);
@@ -149,7 +147,7 @@ fn what_a_wake_took_again_a_sleep_releases_again() {
         }
         assert_eq!(fixture.stage(0), "asleep");
         fixture.use_once(0);
-        let measured = |free: u64| (0, Task::Measure, TaskOutcome::Free(vec![free]));
+        let measured = |free: u64| (0, Task::Measure, memory_of(vec![free]));
         let free = CARD - 70 * GIB;
         fixture.instead = vec![measured(free), measured(free + freed), measured(free + freed)];
         fixture.input(Input::Sleep(ModelId(0)));
@@ -179,7 +177,7 @@ fn a_model_that_keeps_a_little_more_each_time_is_detected() {
 
 #[test]
 fn memory_of_other_programs_does_not_disturb_a_wake() {
-    let free = |bytes| (0, Task::Measure, TaskOutcome::Free(vec![bytes]));
+    let free = |bytes| (0, Task::Measure, memory_of(vec![bytes]));
     // Before and after its wake, other programs took or released much.
     for between in [[CARD, GIB], [70 * GIB, 65 * GIB]] {
         let mut fixture = Fixture::of(&[40 * GIB], |_, rules| rules.can_restart = true);
@@ -337,7 +335,7 @@ fn a_failed_start_discards_the_learned_need() {
     });
     fixture.input(Input::Restart(ModelId(0)));
     // Another program left while it started.
-    let free = |bytes| (0, Task::Measure, TaskOutcome::Free(vec![bytes]));
+    let free = |bytes| (0, Task::Measure, memory_of(vec![bytes]));
     fixture.instead = vec![free(45 * GIB), free(40 * GIB)];
     fixture.use_once(0);
     fixture.input(Input::Restart(ModelId(0)));
@@ -364,7 +362,7 @@ fn a_model_thought_to_hold_nothing_leaves_if_nothing_else_helps() {
     let mut fixture = Fixture::of(&[40 * GIB, 70 * GIB], |_, rules| rules.can_restart = true);
     fixture.input(Input::Restart(ModelId(0)));
     // Another program left while it started, so it seems to take nothing.
-    let free = |bytes| (0, Task::Measure, TaskOutcome::Free(vec![bytes]));
+    let free = |bytes| (0, Task::Measure, memory_of(vec![bytes]));
     fixture.instead = vec![free(40 * GIB), free(40 * GIB)];
     fixture.use_once(0);
     let request = fixture.ask(1);
@@ -375,7 +373,7 @@ fn a_model_thought_to_hold_nothing_leaves_if_nothing_else_helps() {
 #[test]
 fn a_failed_wake_discards_the_learned_need() {
     let mut fixture = Fixture::of(&[40 * GIB, 70 * GIB], |_, rules| rules.need_bytes = None);
-    let free = |bytes| (0, Task::Measure, TaskOutcome::Free(vec![bytes]));
+    let free = |bytes| (0, Task::Measure, memory_of(vec![bytes]));
     fixture.use_once(0);
     // Another program took most of it while it fell asleep.
     fixture.instead = vec![free(40 * GIB), free(45 * GIB), free(45 * GIB)];
@@ -436,7 +434,7 @@ fn no_model_wakes_for_requests_that_left_or_a_withdrawn_command() {
 #[test]
 fn a_model_selected_without_memory_comes_at_the_next_search() {
     let mut fixture = Fixture::of(&[40 * GIB], |_, rules| rules.limits.find_memory = seconds(1));
-    fixture.instead = (0..500).map(|_| (0, Task::Measure, TaskOutcome::Free(vec![GIB]))).collect();
+    fixture.instead = (0..500).map(|_| (0, Task::Measure, memory_of(vec![GIB]))).collect();
     fixture.ask(0);
     fixture.pass(1500);
     fixture.instead.clear();
@@ -450,7 +448,7 @@ fn a_model_selected_without_memory_comes_at_the_next_search() {
 fn a_first_sleep_is_measured_until_steady_and_small_drops_change_nothing() {
     let mut fixture = Fixture::of(&[70 * GIB], |_, rules| rules.need_bytes = None);
     fixture.use_once(0);
-    let free = |bytes| (0, Task::Measure, TaskOutcome::Free(vec![bytes]));
+    let free = |bytes| (0, Task::Measure, memory_of(vec![bytes]));
     fixture.instead = vec![free(10 * GIB), free(40 * GIB)];
     fixture.input(Input::Sleep(ModelId(0)));
     fixture.settle();
@@ -468,7 +466,7 @@ fn a_sleep_that_gives_nothing_back_is_none() {
     let mut fixture = Fixture::of(&[40 * GIB], |_, rules| rules.can_restart = true);
     fixture.input(Input::Restart(ModelId(0)));
     // Another program left while it started, so it seems to take nothing.
-    let free = |bytes| (0, Task::Measure, TaskOutcome::Free(vec![bytes]));
+    let free = |bytes| (0, Task::Measure, memory_of(vec![bytes]));
     fixture.instead = vec![free(40 * GIB), free(40 * GIB)];
     fixture.use_once(0);
     // Its memory is released late.
@@ -493,7 +491,7 @@ fn memory_that_others_freed_is_no_part_of_a_sleep() {
     fixture.input(Input::Sleep(ModelId(0)));
     fixture.input(Input::Lost(ModelId(1)));
     // It keeps half of its memory, and the other has released more than that.
-    fixture.instead = vec![(0, Task::Measure, TaskOutcome::Free(vec![(10 + 40 + 15) * GIB])); 10_000];
+    fixture.instead = vec![(0, Task::Measure, memory_of(vec![(10 + 40 + 15) * GIB])); 10_000];
     fixture.finish();
     assert_eq!(fixture.stages(), ["releasing memory", "stopping"]);
     fixture.pass(15_000);

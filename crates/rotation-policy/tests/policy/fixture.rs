@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use poorwill_rotation_policy::{
-    Effect, EngineState, Event, Gpu, Input, ModelId, OpId, Policy, Refusal, RequestId, Rules, Task,
-    TaskOutcome, Time,
+    Effect, EngineState, Event, Gpu, GpuMemory, Input, ModelId, OpId, Policy, Refusal, RequestId, Rules,
+    Task, TaskOutcome, Time,
 };
 
 pub(crate) const GIB: u64 = 1 << 30;
@@ -13,6 +13,12 @@ pub(crate) const CARD: u64 = 80 * GIB;
 
 pub(crate) fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
+}
+
+/// What a measurement finds on cards of this size.
+pub(crate) fn memory_of(free: Vec<u64>) -> TaskOutcome {
+    let of_one = |free_bytes| GpuMemory { free_bytes, total_bytes: CARD };
+    TaskOutcome::Measured(free.into_iter().map(of_one).collect())
 }
 
 /// A machine whose engines are correct and take no time.
@@ -140,9 +146,9 @@ impl Fixture {
                 };
                 let free = |gpu: &Gpu| {
                     let is_on = |other: &usize| self.rules[*other].gpus.contains(gpu);
-                    CARD - (0..self.needs.len()).filter(is_on).map(held).sum::<u64>()
+                    CARD.saturating_sub((0..self.needs.len()).filter(is_on).map(held).sum())
                 };
-                TaskOutcome::Free(self.rules[model].gpus.iter().map(free).collect())
+                memory_of(self.rules[model].gpus.iter().map(free).collect())
             }
             Task::Start | Task::Wake | Task::Stop | Task::Sleep => {
                 assert!(!self.hibernates[model] || task == Task::Stop, "{task:?} of a hibernating engine");

@@ -6,7 +6,7 @@ use poorwill_rotation_policy::{
     EngineState, Event, Gpu, Input, ModelId, Refusal, RequestId, Rules, StageName, Task, TaskOutcome,
 };
 
-use super::fixture::{CARD, Fixture, GIB, seconds};
+use super::fixture::{CARD, Fixture, GIB, memory_of, seconds};
 
 #[test]
 fn a_model_is_verified_before_it_gets_requests() {
@@ -706,7 +706,7 @@ fn a_model_that_reports_sleep_and_holds_its_memory_is_stopped() {
     let mut fixture = Fixture::of(&[70 * GIB; 2], |_, rules| rules.can_restart = true);
     let first = fixture.ask(0);
     fixture.answer(first);
-    let kept = TaskOutcome::Free(vec![CARD - 70 * GIB]);
+    let kept = memory_of(vec![CARD - 70 * GIB]);
     // From the second measurement on: before its sleep, and then as long as the service waits.
     fixture.instead = (0..700).map(|_| (0, Task::Measure, kept.clone())).collect();
     let second = fixture.ask(1);
@@ -753,8 +753,7 @@ fn an_engine_that_is_stopped_for_lack_of_memory_failed_in_the_search() {
         (rules.limits.find_memory, rules.can_restart) = (seconds(1), true);
     });
     // It changes all the time, so no measurement decides.
-    fixture.instead =
-        (0..500).map(|nth| (0, Task::Measure, TaskOutcome::Free(vec![GIB * (1 + nth % 2)]))).collect();
+    fixture.instead = (0..500).map(|nth| (0, Task::Measure, memory_of(vec![GIB * (1 + nth % 2)]))).collect();
     fixture.ask(0);
     fixture.pass(1500);
     assert!(fixture.tasks.contains(&(0, Task::Stop)));
@@ -766,7 +765,7 @@ fn an_engine_that_is_stopped_for_lack_of_memory_failed_in_the_search() {
 fn measurements_decide_not_estimates() {
     let mut fixture = Fixture::of(&[40 * GIB], |_, rules| rules.limits.find_memory = seconds(1));
     // Another program has the GPU.
-    fixture.instead = (0..500).map(|_| (0, Task::Measure, TaskOutcome::Free(vec![GIB]))).collect();
+    fixture.instead = (0..500).map(|_| (0, Task::Measure, memory_of(vec![GIB]))).collect();
     let request = fixture.ask(0);
     fixture.pass(1500);
     assert!(matches!(fixture.refused[&request], Refusal::NoMemory { .. }));

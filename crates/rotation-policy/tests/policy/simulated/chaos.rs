@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use poorwill_rotation_policy::{EngineState, Gpu, Input, ModelId, Rules, TaskOutcome};
 
+use super::super::fixture::memory_of;
 use super::{CARD, Engine, Faults, GIB, Occurrence, Request, Rng, Simulation, State, engine};
 
 impl Simulation {
@@ -142,7 +143,7 @@ impl Simulation {
         let op = self.old_ops[usize::try_from(most - self.rng.below(most.min(20) + 1)).unwrap()];
         let outcome = match self.rng.below(5) {
             0 => TaskOutcome::Done,
-            1 => TaskOutcome::Free(vec![CARD; 2]),
+            1 => memory_of(vec![CARD; 2]),
             2 => TaskOutcome::Canary(Ok(())),
             3 => TaskOutcome::Probed(EngineState::Awake),
             _ => TaskOutcome::Failed("late".to_owned()),

@@ -12,6 +12,8 @@ use poorwill_rotation_policy::{
     StageName, Task, TaskOutcome, Time,
 };
 
+use super::fixture::memory_of;
+
 const GIB: u64 = 1 << 30;
 const CARD: u64 = 80 * GIB;
 
@@ -529,7 +531,7 @@ impl Simulation {
                 State::Asleep => EngineState::Asleep,
                 State::Hibernating => EngineState::Hibernating,
             }),
-            Task::Measure => TaskOutcome::Free(gpus.iter().map(|gpu| self.free(*gpu)).collect()),
+            Task::Measure => memory_of(gpus.iter().map(|gpu| self.free(*gpu)).collect()),
             Task::Start => self.come_up(model, "it was there already", state == State::Gone),
             Task::Wake => {
                 if self.lying(Faults::Dozes, 4) {

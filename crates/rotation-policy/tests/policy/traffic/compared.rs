@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use poorwill_rotation_policy::Rules;
 
-use super::machine::{Client, Cost, GIB, Load, Traffic};
+use super::machine::{Client, Cost, GIB, Load, MIB, Traffic};
 
 /// Turns by time alone, as the rotation began with: the baseline.
 pub(crate) fn by_time(rules: &mut Rules) {
@@ -102,3 +102,29 @@ pub(crate) fn twenty_models(need_gib: u64, time: Duration, change: impl Fn(&mut 
 pub(crate) fn hibernates(rules: &mut Rules) {
     rules.can_hibernate = true;
 }
+
+/// Six models that are started and stopped, by their rank in demand: five language models of which two fit, and a small
+/// one, the third in rank. Starts take 2.65 s, and requests come at 4 a second.
+pub(crate) fn six_started(
+    seed: u64,
+    time: Duration,
+    [language_mib, small_mib]: [u64; 2],
+    change: fn(&mut Rules),
+) -> Traffic {
+    let language = Cost { need_bytes: language_mib * MIB, ..Cost::of_millis(2400, 80, 250) };
+    let small = Cost { need_bytes: small_mib * MIB, ..Cost::of_millis(1200, 80, 50) };
+    let costs = [language, language, small, language, language, language];
+    let load = Load { per_second: 4.0, models: 6, median: Duration::from_millis(100), sigma: 0.8 };
+    let trace = load.trace(seed, time);
+    let mut traffic = Traffic::new(&costs, &[], trace, |_, rules| {
+        (rules.can_sleep, rules.can_restart) = (false, true);
+        change(rules);
+    })
+    .on(560 * MIB);
+    traffic.run(time);
+    traffic
+}
+
+/// Needs of these models with which the small one fits beside two of the others, as measured, and as configured.
+pub(crate) const MEASURED_MIB: [u64; 2] = [205, 140];
+pub(crate) const CONFIGURED_MIB: [u64; 2] = [230, 150];

@@ -7,9 +7,11 @@ use std::f64::consts::TAU;
 use std::time::Duration;
 
 use poorwill_rotation_policy::{
-    Effect, EngineState, Gpu, Input, ModelId, OpId, Policy, RequestId, Rules, Task, TaskOutcome, Time,
+    Effect, EngineState, Gpu, GpuMemory, Input, ModelId, OpId, Policy, RequestId, Rules, Task, TaskOutcome,
+    Time,
 };
 
+pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const GIB: u64 = 1 << 30;
 
 /// Memory of a GPU, if no other is given.
@@ -18,7 +20,9 @@ const CARD: u64 = 80 * GIB;
 /// What an engine takes to come and to leave, and of the GPU.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cost {
+    /// Of its wake, or its start if it cannot sleep.
     pub(crate) wake: Duration,
+    /// Of its sleep, or its stop.
     pub(crate) sleep: Duration,
     pub(crate) canary: Duration,
     pub(crate) need_bytes: u64,
@@ -115,6 +119,7 @@ pub(crate) struct Traffic {
     /// Those that have not come yet, the next one last.
     trace: Vec<Arrival>,
     is_awake: Vec<bool>,
+    can_sleep: Vec<bool>,
     hibernates: Vec<bool>,
     /// Memory of the GPU.
     card_bytes: u64,
@@ -127,6 +132,8 @@ pub(crate) struct Traffic {
     next_request: u64,
     pub(crate) swaps: u64,
     pub(crate) swapping: Duration,
+    /// The part in wakes and starts, until their first right answer.
+    pub(crate) coming: Duration,
     pub(crate) answered: u64,
     /// What the answered requests took together.
     pub(crate) served: Duration,
@@ -136,22 +143,27 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
-    /// On one GPU, all asleep.
+    /// On one GPU, all asleep; those that cannot sleep are not there.
     pub(crate) fn new(
         costs: &[Cost],
         clients: &[Client],
         mut trace: Vec<Arrival>,
         change: impl Fn(usize, &mut Rules),
     ) -> Self {
-        let rules = costs.iter().enumerate().map(|(model, cost)| {
-            let mut rules = Rules::on(vec![Gpu(0)]);
-            rules.need_bytes = Some(cost.need_bytes);
-            change(model, &mut rules);
-            rules
-        });
+        let rules: Vec<Rules> = costs
+            .iter()
+            .enumerate()
+            .map(|(model, cost)| {
+                let mut rules = Rules::on(vec![Gpu(0)]);
+                rules.need_bytes = Some(cost.need_bytes);
+                change(model, &mut rules);
+                rules
+            })
+            .collect();
         trace.reverse();
         let mut traffic = Self {
-            policy: Policy::new(rules.collect()),
+            can_sleep: rules.iter().map(|rules| rules.can_sleep).collect(),
+            policy: Policy::new(rules),
             costs: costs.to_vec(),
             clients: clients.to_vec(),
             trace,
@@ -167,6 +179,7 @@ impl Traffic {
             next_request: 0,
             swaps: 0,
             swapping: Duration::ZERO,
+            coming: Duration::ZERO,
             answered: 0,
             served: Duration::ZERO,
             waits: Vec::new(),
@@ -289,22 +302,26 @@ impl Traffic {
     fn begin(&mut self, op: OpId, model: usize, task: Task) {
         let cost = self.costs[model];
         let takes = match task {
-            Task::Wake => cost.wake,
-            Task::Sleep => cost.sleep,
+            Task::Wake | Task::Start => cost.wake,
+            Task::Sleep | Task::Stop => cost.sleep,
             Task::Canary => cost.canary,
             Task::Hibernate => cost.hibernate,
             Task::Resume => cost.resume,
             _ => Duration::from_millis(1),
         };
-        self.swaps += u64::from(task == Task::Wake);
+        self.swaps += u64::from(matches!(task, Task::Wake | Task::Start));
         self.swapping += takes;
+        if matches!(task, Task::Wake | Task::Start | Task::Canary) {
+            self.coming += takes;
+        }
         self.ops.insert(op, (model, task));
         self.after(takes, Moment::End(op));
     }
 
     fn outcome(&mut self, model: usize, task: Task) -> TaskOutcome {
         match task {
-            Task::Probe => TaskOutcome::Probed(EngineState::Asleep),
+            Task::Probe if self.can_sleep[model] => TaskOutcome::Probed(EngineState::Asleep),
+            Task::Probe => TaskOutcome::Probed(EngineState::Gone),
             Task::Measure => {
                 let held = |(nth, cost): (usize, &Cost)| match (self.is_awake[nth], self.hibernates[nth]) {
                     (true, _) => cost.need_bytes + cost.residue_bytes,
@@ -312,7 +329,8 @@ impl Traffic {
                     (false, false) => cost.residue_bytes,
                 };
                 let held: u64 = self.costs.iter().enumerate().map(held).sum();
-                TaskOutcome::Free(vec![self.card_bytes - held])
+                let (free_bytes, total_bytes) = (self.card_bytes - held, self.card_bytes);
+                TaskOutcome::Measured(vec![GpuMemory { free_bytes, total_bytes }])
             }
             Task::Start | Task::Wake | Task::Stop | Task::Sleep => {
                 self.is_awake[model] = matches!(task, Task::Start | Task::Wake);
