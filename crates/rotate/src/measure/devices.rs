@@ -79,11 +79,10 @@ impl Meter for Devices {
 
     #[cfg(target_os = "linux")]
     fn held<'a>(&'a self, gpus: &'a [Gpu], pids: Vec<u32>) -> Held<'a> {
-        let (found, gpus, pids) = (Arc::clone(&self.found), gpus.to_vec(), BTreeSet::from_iter(pids));
+        let (devices, gpus, pids) = (self.clone(), gpus.to_vec(), BTreeSet::from_iter(pids));
         by_process::off_the_runtime(move || {
-            let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
-            let device = found.as_mut()?;
-            gpus.into_iter().map(|gpu| device.held(gpu, &pids)).collect()
+            let held = |gpu: &Gpu| devices.ask(|device| Ok(device.held(*gpu, &pids))).ok().flatten();
+            gpus.iter().map(held).collect()
         })
     }
 }
@@ -106,11 +105,17 @@ impl Devices {
 
     #[cfg(target_os = "linux")]
     fn memory(&self, gpu: Gpu) -> Result<GpuMemory, String> {
+        self.ask(|device| device.memory(gpu))
+    }
+
+    #[cfg(target_os = "linux")]
+    fn ask<T>(&self, one: impl FnOnce(&mut dyn DeviceMemory) -> Result<T, String>) -> Result<T, String> {
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        match &mut *found {
-            Some(device) => device.memory(gpu),
-            none => none.insert(self.find()?).memory(gpu),
-        }
+        let device = match &mut *found {
+            Some(device) => device,
+            none => none.insert(self.find()?),
+        };
+        one(&mut **device)
     }
 
     #[cfg(target_os = "linux")]
