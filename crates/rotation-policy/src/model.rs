@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::demand::Demand;
+use super::looks::Looks;
 use super::queue::{Claim, Queue};
 use super::rules::Rules;
 use super::step::{Activation, Costs, Move, Stage, Step};
@@ -30,12 +31,14 @@ impl ModelState {
             cold: None,
             hibernation: Hibernation::default(),
             is_disturbed: false,
+            looks: Looks::default(),
             costs: Costs::default(),
             demand: Demand::default(),
             moving: None,
             failures: 0,
             was_restarted: false,
             tries: 0,
+            repeats_wake: false,
             no_memory_until: None,
         }
     }

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use super::Policy;
 use super::choose::{NO_MEMORY, Space};
+use super::looks::Looks;
 use super::messages::{Effect, EngineState, Event, OpId, Refusal, Task, TaskOutcome};
 use super::queue::Claim;
 use super::rules::{Gpu, Limits, ModelId};
-use super::step::{Activated, Activation, Leave, Move, Op, Stage, Step, Then};
+use super::step::{Activated, Activation, ControlCall, Leave, Move, Op, Stage, Step, Then};
 use super::time::Time;
 
 /// Attempts of a step without side effects.
@@ -67,7 +68,7 @@ impl Policy {
         let model = &mut self.models[id];
         let Stage::Step { step, retry_at, .. } = &mut model.stage else { return };
         *retry_at = None;
-        let (task, limit) = (step.task(), limit_of(&model.rules.limits, step).max(LEAST));
+        let (task, limit) = (step.task(), limit_of(&model.rules.limits, step, self.now).max(LEAST));
         model.tries += 1;
         model.op = Some(Op { id: op, deadline: self.now.after(limit) });
         self.out.push(Effect::Run { op, model: ModelId(id), task, limit });
@@ -121,6 +122,7 @@ impl Policy {
                     self.begin(id, Step::Stop(Then::Cold));
                 }
                 Leave::Restart => self.begin(id, Step::Stop(Then::Again)),
+                Leave::Failed => self.end_failed(id),
             };
         }
         if self.now < until {
@@ -144,6 +146,7 @@ impl Policy {
             return;
         }
         if let Some(up) = self.models[id].activation() {
+            self.models[id].repeats_wake = false;
             self.begin(id, Step::FindMemory(up));
         }
     }
@@ -159,7 +162,7 @@ impl Policy {
         match (step, outcome) {
             (Step::Probe, TaskOutcome::Probed(probed)) => self.probed(id, probed),
             (Step::FindMemory(up), TaskOutcome::Free(free)) => self.memory_measured(id, up, began, &free),
-            (Step::Wake { free }, TaskOutcome::Done) => self.confirm(id, Activation::Wake, free),
+            (Step::Wake(call), TaskOutcome::Done) => self.confirm(id, Activation::Wake, call.free),
             (Step::Start { free }, TaskOutcome::Done) => self.confirm(id, Activation::Start, free),
             (Step::Confirm { activated }, TaskOutcome::Awake(true)) => {
                 self.begin(id, Step::Canary { activated });
@@ -176,9 +179,13 @@ impl Policy {
             (Step::Learn { activated }, TaskOutcome::Free(free)) => self.learn(id, activated, &free),
             (Step::Before, TaskOutcome::Free(free)) => {
                 self.measured(id, &free);
-                self.begin(id, Step::Sleep { before: free });
+                let call = self.control_call(id, EngineState::Asleep, free);
+                self.begin(id, Step::Sleep(call));
             }
-            (Step::Sleep { before }, TaskOutcome::Done) => self.begin(id, Step::After { before, last: None }),
+            (Step::Sleep(call), TaskOutcome::Done) => self.slept_as_asked(id, call.free),
+            (Step::Inquire { call, reason }, TaskOutcome::Probed(found)) => {
+                self.inquired(id, call, &reason, found);
+            }
             (Step::After { before, last }, TaskOutcome::Free(free)) => {
                 self.released(id, began, before, last.as_deref(), &free);
             }
@@ -195,9 +202,10 @@ impl Policy {
                 self.residue_measured(id, began, before, last.as_deref(), &free);
             }
             (Step::Resume { wakes }, TaskOutcome::Done) => self.resumed(id, wakes),
-            (Step::Resume { .. } | Step::Probe, TaskOutcome::Later(_) | TaskOutcome::NeedsMore(_))
-                if self.models[id].tries < TRIES =>
-            {
+            (
+                Step::Resume { .. } | Step::Probe | Step::Inquire { .. },
+                TaskOutcome::Later(_) | TaskOutcome::NeedsMore(_),
+            ) if self.models[id].tries < TRIES => {
                 self.retry(id);
             }
             (Step::Resume { wakes }, TaskOutcome::NeedsMore(reason)) => {
@@ -235,6 +243,51 @@ impl Policy {
             }
         }
         self.become_ready(id);
+    }
+
+    fn control_call(&self, id: usize, wanted: EngineState, free: Vec<u64>) -> ControlCall {
+        let limits = &self.models[id].rules.limits;
+        let limit = if wanted == EngineState::Awake { limits.wake } else { limits.sleep };
+        ControlCall { wanted, free, until: self.now.after(limit.max(LEAST)), is_repeated: false }
+    }
+
+    fn slept_as_asked(&mut self, id: usize, before: Vec<u64>) {
+        self.begin(id, Step::After { before, last: None });
+    }
+
+    /// A call that failed may have been done: a proxy was in between, or its answer was lost.
+    fn inquire(&mut self, id: usize, call: &ControlCall, reason: &str) {
+        self.begin(id, Step::Inquire { call: call.clone(), reason: reason.to_owned() });
+    }
+
+    /// In the wanted state it goes on. A healthy engine in the old one is called once more, unless the first call took all
+    /// of its time.
+    fn inquired(&mut self, id: usize, call: ControlCall, reason: &str, found: EngineState) {
+        let wakes = call.wanted == EngineState::Awake;
+        let old = if wakes { EngineState::Asleep } else { EngineState::Awake };
+        if found == call.wanted {
+            self.report_failed(id, &format!("{reason}; it was done nevertheless"));
+            if wakes {
+                self.confirm(id, Activation::Wake, call.free);
+            } else {
+                self.slept_as_asked(id, call.free);
+            }
+        } else if found == old && !call.is_repeated && self.now < call.until {
+            self.report_failed(id, &format!("{reason}; it is asked once more"));
+            if wakes {
+                // Memory may be another's by now.
+                let model = &mut self.models[id];
+                model.repeats_wake = true;
+                // Also one that came up without a request.
+                model.is_preloading |= model.waiting_since().is_none();
+                self.begin(id, Step::FindMemory(Activation::Wake));
+            } else {
+                let call = self.control_call(id, EngineState::Asleep, call.free);
+                self.begin(id, Step::Sleep(ControlCall { is_repeated: true, ..call }));
+            }
+        } else {
+            self.engine_failed(id, reason);
+        }
     }
 
     fn confirm(&mut self, id: usize, up: Activation, free: Vec<u64>) {
@@ -311,7 +364,11 @@ impl Policy {
         let free = free.to_vec();
         let step = match up {
             Activation::Resume => Step::Resume { wakes: true },
-            Activation::Wake => Step::Wake { free },
+            Activation::Wake => {
+                let is_repeated = std::mem::take(&mut self.models[id].repeats_wake);
+                let call = self.control_call(id, EngineState::Awake, free);
+                Step::Wake(ControlCall { is_repeated, ..call })
+            }
             Activation::Start => Step::Start { free },
         };
         self.begin(id, step);
@@ -412,7 +469,11 @@ impl Policy {
         let limits = &model.rules.limits;
         let is_early = |limit: Duration| self.now < began.after(limit);
         match step {
-            Step::Probe | Step::Confirm { .. } | Step::Canary { .. } if model.tries < TRIES => self.retry(id),
+            Step::Probe | Step::Inquire { .. } | Step::Confirm { .. } | Step::Canary { .. }
+                if model.tries < TRIES =>
+            {
+                self.retry(id);
+            }
             Step::Resume { .. } if model.tries < TRIES => self.retry(id),
             Step::FindMemory(_) | Step::Before | Step::BeforeHibernation if is_early(limits.find_memory) => {
                 self.retry(id);
@@ -420,6 +481,10 @@ impl Policy {
             Step::After { .. } | Step::AfterHibernation { .. } if is_early(limits.release) => self.retry(id),
             Step::BeforeHibernation | Step::Hibernate { .. } | Step::AfterHibernation { .. } => {
                 self.hibernation_failed(id, reason);
+            }
+            Step::Sleep(call) | Step::Wake(call) => self.inquire(id, call, reason),
+            Step::Inquire { reason: first, .. } => {
+                self.engine_failed(id, &format!("{first}; asked what it does then: {reason}"));
             }
             // Nothing has changed yet.
             Step::Before => {
@@ -467,6 +532,11 @@ impl Policy {
     /// Restarts or quarantines it.
     pub(super) fn engine_failed(&mut self, id: usize, reason: &str) {
         self.report_failed(id, reason);
+        self.end_failed(id);
+    }
+
+    /// The same after the report.
+    pub(super) fn end_failed(&mut self, id: usize) {
         self.give_up_op(id);
         let model = &mut self.models[id];
         let is_activating = match &model.stage {
@@ -484,7 +554,10 @@ impl Policy {
         // The learned need may be too small, and nothing else would correct it.
         match model.stage {
             Stage::Step { step: Step::Start { .. }, .. } => model.cold = None,
-            Stage::Step { step: Step::Wake { .. }, .. } => (model.held, model.min_release) = (None, None),
+            Stage::Step { step: Step::Wake(_), .. } => (model.held, model.min_release) = (None, None),
+            Stage::Step { step: Step::Inquire { ref call, .. }, .. } if call.wanted == EngineState::Awake => {
+                (model.held, model.min_release) = (None, None);
+            }
             _ => {}
         }
         if !model.rules.can_restart {
@@ -536,6 +609,7 @@ impl Policy {
         let now = self.now;
         let model = &mut self.models[id];
         (model.failures, model.was_restarted, model.is_selected) = (0, false, false);
+        model.looks = Looks::from(now);
         let is_wanted = model.waiting_since().is_some() || model.is_pinned;
         let sleeps = std::mem::take(&mut model.sleeps_after) && !is_wanted;
         // Also one that was found awake.
@@ -586,7 +660,10 @@ impl Policy {
     }
 }
 
-fn limit_of(limits: &Limits, step: &Step) -> Duration {
+fn limit_of(limits: &Limits, step: &Step, now: Time) -> Duration {
+    if let Step::Sleep(call) | Step::Wake(call) = step {
+        return call.until.since(now);
+    }
     match step.task() {
         Task::Probe => limits.probe,
         Task::Start => limits.start,

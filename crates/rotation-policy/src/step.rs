@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::messages::{OpId, Task};
+use super::messages::{EngineState, OpId, Task};
 use super::stage::StageName;
 use super::time::Time;
 
@@ -37,6 +37,8 @@ pub(super) enum Leave {
     Sleep,
     Stop,
     Restart,
+    /// It failed while it was ready, which is reported already.
+    Failed,
 }
 
 /// With the free bytes measured before it, on each of the model's GPUs.
@@ -44,9 +46,7 @@ pub(super) enum Leave {
 pub(super) enum Step {
     Probe,
     FindMemory(Activation),
-    Wake {
-        free: Vec<u64>,
-    },
+    Wake(ControlCall),
     Start {
         free: Vec<u64>,
     },
@@ -61,8 +61,11 @@ pub(super) enum Step {
         activated: Option<Activated>,
     },
     Before,
-    Sleep {
-        before: Vec<u64>,
+    Sleep(ControlCall),
+    /// Asks what the engine does after a call that failed or was not answered.
+    Inquire {
+        call: ControlCall,
+        reason: String,
     },
     /// Measures whether the sleep released the model's memory.
     After {
@@ -84,6 +87,17 @@ pub(super) enum Step {
         wakes: bool,
     },
     Stop(Then),
+}
+
+/// The engine's own sleep or wake, which may be repeated once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ControlCall {
+    /// The state that it leads to.
+    pub(super) wanted: EngineState,
+    /// Free bytes before it.
+    pub(super) free: Vec<u64>,
+    pub(super) until: Time,
+    pub(super) is_repeated: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -130,16 +144,16 @@ pub(super) enum Then {
 impl Step {
     pub(super) fn task(&self) -> Task {
         match self {
-            Self::Probe => Task::Probe,
+            Self::Probe | Self::Inquire { .. } => Task::Probe,
             Self::FindMemory(_) | Self::Learn { .. } | Self::Before | Self::After { .. } => Task::Measure,
             Self::BeforeHibernation | Self::AfterHibernation { .. } => Task::Measure,
             Self::Hibernate { .. } => Task::Hibernate,
             Self::Resume { .. } => Task::Resume,
-            Self::Wake { .. } => Task::Wake,
+            Self::Wake(_) => Task::Wake,
             Self::Start { .. } => Task::Start,
             Self::Confirm { .. } => Task::Confirm,
             Self::Canary { .. } => Task::Canary,
-            Self::Sleep { .. } => Task::Sleep,
+            Self::Sleep(_) => Task::Sleep,
             Self::Stop(_) => Task::Stop,
         }
     }
@@ -147,10 +161,11 @@ impl Step {
     /// Whether a failure in this step is one of waking or starting.
     pub(super) fn is_activating(&self) -> bool {
         match self {
-            Self::Probe | Self::FindMemory(_) | Self::Wake { .. } | Self::Start { .. } => true,
+            Self::Probe | Self::FindMemory(_) | Self::Wake(_) | Self::Start { .. } => true,
             Self::Confirm { .. } | Self::Canary { .. } | Self::Learn { .. } => true,
             Self::Resume { wakes } => *wakes,
-            Self::Before | Self::Sleep { .. } | Self::After { .. } | Self::Stop(_) => false,
+            Self::Inquire { call, .. } => call.wanted == EngineState::Awake,
+            Self::Before | Self::Sleep(_) | Self::After { .. } | Self::Stop(_) => false,
             Self::BeforeHibernation | Self::Hibernate { .. } | Self::AfterHibernation { .. } => false,
         }
     }
@@ -178,13 +193,14 @@ impl Stage {
             Self::Step { step, .. } => match step {
                 Step::Probe => StageName::Probing,
                 Step::FindMemory(_) => StageName::FindingMemory,
-                Step::Wake { .. } => StageName::Waking,
+                Step::Wake(_) => StageName::Waking,
+                Step::Inquire { call, .. } if call.wanted == EngineState::Awake => StageName::Waking,
                 Step::Start { .. } => StageName::Starting,
                 Step::Confirm { .. } => StageName::Confirming,
                 Step::Canary { .. } => StageName::Canary,
                 Step::Learn { .. } => StageName::Measuring,
                 Step::Before => StageName::MeasuringBeforeSleep,
-                Step::Sleep { .. } => StageName::FallingAsleep,
+                Step::Sleep(_) | Step::Inquire { .. } => StageName::FallingAsleep,
                 Step::After { .. } => StageName::ReleasingMemory,
                 Step::BeforeHibernation | Step::Hibernate { .. } | Step::AfterHibernation { .. } => {
                     StageName::GoingIntoHibernation

@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::task::spawn_blocking;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::first_answer::{self, FirstAnswer};
+use super::look::LOOK_MAX;
 use crate::config;
 use crate::engine::{Answer, Engine, EngineError};
 use crate::hibernation::{EngineProcesses, HibernateError, Hibernator};
@@ -20,6 +21,9 @@ const PROBE_EVERY: Duration = Duration::from_millis(50);
 
 /// By how much a start ends before its timeout, to say why.
 const READY_MARGIN: Duration = Duration::from_millis(100);
+
+/// For SIGTERM, where an engine answers nothing any more.
+const SILENT_GRACE: Duration = Duration::from_secs(2);
 
 /// Lines of an ended engine's output in a message, and those among which they are found.
 const QUOTED_LINES: usize = 5;
@@ -64,6 +68,13 @@ impl EngineHandle {
 
     pub(super) fn gpus(&self) -> &[Gpu] {
         &self.gpus
+    }
+
+    /// What its processes have used of all cores; `None` for an engine that the service does not start.
+    pub(super) async fn cpu_time(&self) -> Option<Duration> {
+        let supervisor = self.supervisor.clone()?;
+        // This reads files.
+        spawn_blocking(move || supervisor.cpu_time()).await.ok()
     }
 
     /// With the first answer of the handle before, if that was to the same question.
@@ -124,7 +135,7 @@ impl EngineHandle {
     }
 
     pub(super) async fn resume_within(&self, limit: Duration) -> Result<(), String> {
-        match tokio::time::timeout(limit, self.resume()).await {
+        match timeout(limit, self.resume()).await {
             Ok(back) => back.map_err(|error| error.to_string()),
             Err(_) => Err(format!("it was not put back within {:.1} s", limit.as_secs_f64())),
         }
@@ -133,7 +144,7 @@ impl EngineHandle {
     /// A helper that is slow to answer says nothing of the engine.
     async fn is_hibernating(&self, limit: Duration) -> Result<bool, HibernateError> {
         let processes = self.processes().await;
-        let asked = tokio::time::timeout(limit, self.hibernator.is_hibernating(&processes)).await;
+        let asked = timeout(limit, self.hibernator.is_hibernating(&processes)).await;
         asked.unwrap_or_else(|_| {
             let limit_s = limit.as_secs_f64();
             let why = format!("the helper for hibernation did not answer within {limit_s:.1} s");
@@ -177,8 +188,7 @@ impl EngineHandle {
         supervisor.start().await.map_err(|error| TaskOutcome::Failed(error.to_string()))?;
         // The policy's timeout would not say what the engine answered last.
         let mut last = None;
-        let ready =
-            tokio::time::timeout(limit.saturating_sub(READY_MARGIN), self.until_ready(supervisor, &mut last));
+        let ready = timeout(limit.saturating_sub(READY_MARGIN), self.until_ready(supervisor, &mut last));
         ready.await.unwrap_or_else(|_| {
             let last =
                 last.map_or_else(|| "no connection was possible".to_owned(), |error| error.to_string());
@@ -219,9 +229,14 @@ impl EngineHandle {
     }
 
     /// A process that is off its GPUs may not end by itself, so it is put back before. If that fails, it is killed.
+    ///
+    /// # Errors
+    /// Why it could not be ended, or must not be.
     pub(super) async fn end(&self, supervisor: &Supervisor, grace: Duration) -> Result<(), String> {
         let mut grace = grace;
-        if self.hibernator.may_hibernate(&self.model) {
+        if self.ends_away(grace).await? {
+            grace = Duration::ZERO;
+        } else if self.hibernator.may_hibernate(&self.model) {
             grace /= 2;
             if let Err(reason) = self.resume_within(grace).await {
                 tracing::warn!(
@@ -232,9 +247,44 @@ impl EngineHandle {
                 grace = Duration::ZERO;
             }
         }
+        // A stopped process, or one that waits for a lock, does not heed SIGTERM.
+        if grace > SILENT_GRACE && timeout(LOOK_MAX, self.engine.probe()).await.is_err() {
+            grace = SILENT_GRACE;
+        }
         supervisor.stop(grace).await.map_err(|error| error.to_string())?;
         self.hibernator.forget(&self.model);
         Ok(())
+    }
+
+    /// Whether its processes were taken off their GPUs for their end, since the driver hangs otherwise.
+    async fn ends_away(&self, limit: Duration) -> Result<bool, String> {
+        let processes = self.processes().await;
+        if self.hibernator.may_hibernate(&self.model) {
+            // The helper that answers knows the driver.
+            let _ = self.is_hibernating(limit / 2).await;
+        }
+        if !self.hibernator.must_end_away(&processes) {
+            return Ok(false);
+        }
+        let taken_off = async {
+            if self.hibernator.is_hibernating(&processes).await == Ok(true) {
+                return Ok(());
+            }
+            self.hibernator.hibernate(&processes).await?;
+            match self.hibernator.is_hibernating(&processes).await? {
+                true => Ok(()),
+                false => Err(HibernateError::Failed("it is still on its GPUs".to_owned())),
+            }
+        };
+        let late = |_| Err(HibernateError::Later(format!("not within {:.1} s", limit.as_secs_f64())));
+        let done = timeout(limit, taken_off).await.unwrap_or_else(late);
+        done.map(|()| true).map_err(|error| {
+            format!(
+                "its engine is left alone: it came back from hibernation, and on this driver the end of such a process \
+                 hangs the machine unless it is taken off its GPUs before, which failed: {error}; hibernate its \
+                 processes by hand before they end, or use another driver"
+            )
+        })
     }
 
     /// Half of the time for a graceful end, then with force.
@@ -374,6 +424,10 @@ mod tests {
         }
 
         fn may_hibernate(&self, _: &str) -> bool {
+            false
+        }
+
+        fn must_end_away(&self, _: &EngineProcesses) -> bool {
             false
         }
 

@@ -132,6 +132,7 @@ impl History {
             }
             Event::Learnt { held_bytes } => EventKind::Learnt { held_bytes },
             Event::Hibernated { residue_bytes } => EventKind::Hibernated { residue_bytes },
+            Event::LookFailed { reason, failed } => EventKind::LookFailed { reason, failed },
             Event::Quarantined { until, failures } => {
                 EventKind::Quarantined { for_s: self.until(until).as_secs_f64(), failures }
             }
@@ -223,6 +224,9 @@ impl History {
             EventKind::Failed { stage, reason } => tracing::warn!(model, %stage, reason, "a model failed"),
             EventKind::Shortfall { gpu, expected_bytes, freed_bytes } => {
                 tracing::warn!(model, gpu, expected_bytes, freed_bytes, "a model freed too little memory");
+            }
+            EventKind::LookFailed { reason, failed } => {
+                tracing::warn!(model, reason, failed, "a look at a model failed");
             }
             EventKind::Quarantined { for_s, failures } => {
                 tracing::warn!(model, for_s, failures, "quarantined a model");

@@ -5,6 +5,7 @@
 mod corners;
 mod fixture;
 mod hibernation;
+mod looks;
 mod scenarios;
 mod simulated;
 mod simulation;
