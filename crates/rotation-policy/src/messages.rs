@@ -118,6 +118,8 @@ pub enum EngineState {
     Asleep,
     /// It runs, asleep, and its processes are off their GPUs.
     Hibernating,
+    /// It began to sleep or to wake, and does not say whether it did. Its memory may.
+    Moving,
 }
 
 /// Work for an engine.

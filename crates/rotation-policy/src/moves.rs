@@ -183,8 +183,11 @@ impl Policy {
                 self.begin(id, Step::Sleep(call));
             }
             (Step::Sleep(call), TaskOutcome::Done) => self.slept_as_asked(id, call.free),
-            (Step::Inquire { call, reason }, TaskOutcome::Probed(found)) => {
+            (Step::Inquire { call, reason, by_memory: false }, TaskOutcome::Probed(found)) => {
                 self.inquired(id, call, &reason, found);
+            }
+            (Step::Inquire { call, reason, by_memory: true }, TaskOutcome::Free(free)) => {
+                self.weighed(id, call, &reason, &free);
             }
             (Step::After { before, last }, TaskOutcome::Free(free)) => {
                 self.released(id, began, before, last.as_deref(), &free);
@@ -257,7 +260,7 @@ impl Policy {
 
     /// A call that failed may have been done: a proxy was in between, or its answer was lost.
     fn inquire(&mut self, id: usize, call: &ControlCall, reason: &str) {
-        self.begin(id, Step::Inquire { call: call.clone(), reason: reason.to_owned() });
+        self.begin(id, Step::Inquire { call: call.clone(), reason: reason.to_owned(), by_memory: false });
     }
 
     /// In the wanted state it goes on. A healthy engine in the old one is called once more, unless the first call took all
@@ -265,7 +268,9 @@ impl Policy {
     fn inquired(&mut self, id: usize, call: ControlCall, reason: &str, found: EngineState) {
         let wakes = call.wanted == EngineState::Awake;
         let old = if wakes { EngineState::Asleep } else { EngineState::Awake };
-        if found == call.wanted {
+        if found == EngineState::Moving {
+            self.begin(id, Step::Inquire { call, reason: reason.to_owned(), by_memory: true });
+        } else if found == call.wanted {
             self.report_failed(id, &format!("{reason}; it was done nevertheless"));
             if wakes {
                 self.confirm(id, Activation::Wake, call.free);
@@ -290,6 +295,32 @@ impl Policy {
         }
     }
 
+    /// Whether the memory is that of an engine for which the call was done, or for which it was not.
+    fn weighed(&mut self, id: usize, call: ControlCall, reason: &str, free: &[u64]) {
+        self.measured(id, free);
+        let model = &self.models[id];
+        let (expected, moved, old) = if call.wanted == EngineState::Awake {
+            let half = model.need(Activation::Wake).map(|need| need.iter().map(|bytes| bytes / 2).collect());
+            (half, less(&call.free, free), EngineState::Asleep)
+        } else {
+            (model.expected_release(), less(free, &call.free), EngineState::Awake)
+        };
+        let is_still = call.free.iter().zip(free).all(|(one, other)| one.abs_diff(*other) <= STEADY_BYTES);
+        let is_enough = |(expected, moved): (&u64, &u64)| moved >= expected && *moved > STEADY_BYTES;
+        let is_done = expected.is_some_and(|expected: Vec<u64>| expected.iter().zip(&moved).all(is_enough));
+        match (model.is_disturbed, is_done, is_still) {
+            (false, true, _) => {
+                let wanted = call.wanted;
+                self.inquired(id, call, reason, wanted);
+            }
+            (false, _, true) => self.inquired(id, call, reason, old),
+            _ => {
+                let why = "neither the engine nor its memory says whether it was done";
+                self.engine_failed(id, &format!("{reason}; {why}"));
+            }
+        }
+    }
+
     fn confirm(&mut self, id: usize, up: Activation, free: Vec<u64>) {
         self.begin(id, Step::Confirm { activated: Some(Activated { up, free }) });
     }
@@ -307,6 +338,12 @@ impl Policy {
             EngineState::Asleep => self.enter(id, Stage::Asleep),
             EngineState::Hibernating => self.enter(id, Stage::Hibernating),
             EngineState::Awake => self.begin(id, Step::Confirm { activated: None }),
+            EngineState::Moving => {
+                self.engine_failed(
+                    id,
+                    "a sleep or a wake of it began and did not complete, so its state is unknown",
+                );
+            }
         }
     }
 

@@ -66,6 +66,8 @@ pub(super) enum Step {
     Inquire {
         call: ControlCall,
         reason: String,
+        /// The engine does not say it, so its memory is measured.
+        by_memory: bool,
     },
     /// Measures whether the sleep released the model's memory.
     After {
@@ -144,7 +146,8 @@ pub(super) enum Then {
 impl Step {
     pub(super) fn task(&self) -> Task {
         match self {
-            Self::Probe | Self::Inquire { .. } => Task::Probe,
+            Self::Probe | Self::Inquire { by_memory: false, .. } => Task::Probe,
+            Self::Inquire { by_memory: true, .. } => Task::Measure,
             Self::FindMemory(_) | Self::Learn { .. } | Self::Before | Self::After { .. } => Task::Measure,
             Self::BeforeHibernation | Self::AfterHibernation { .. } => Task::Measure,
             Self::Hibernate { .. } => Task::Hibernate,

@@ -181,6 +181,10 @@ impl Actor {
                     }
                     Ok(EngineState::Asleep) if history.since == since => self.step(Input::Slept(model)),
                     Ok(EngineState::Awake) => self.step(Input::Looked { model, look: Look::Awake }),
+                    Ok(EngineState::Moving) => {
+                        let reason = "it began to sleep or to wake, without a command from here".to_owned();
+                        self.step(Input::Looked { model, look: Look::Unwell(reason) });
+                    }
                     Ok(_) => {}
                     Err(look) => self.step(Input::Looked { model, look }),
                 }

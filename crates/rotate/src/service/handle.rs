@@ -169,7 +169,7 @@ impl EngineHandle {
     /// Refuses a foreign engine at this address, which would be taken for this one.
     async fn check_address(&self) -> Result<(), String> {
         match self.engine.probe().await {
-            Ok(EngineState::Awake | EngineState::Asleep | EngineState::Hibernating)
+            Ok(EngineState::Awake | EngineState::Asleep | EngineState::Hibernating | EngineState::Moving)
             | Err(EngineError::Unsupported { .. }) => Err(
                 "an engine that was not started here answers at its address; end it, or give it another address"
                     .to_owned(),
@@ -204,7 +204,9 @@ impl EngineHandle {
     ) -> Result<(), TaskOutcome> {
         loop {
             match self.engine.probe().await {
-                Ok(EngineState::Awake | EngineState::Asleep | EngineState::Hibernating) => return Ok(()),
+                Ok(
+                    EngineState::Awake | EngineState::Asleep | EngineState::Hibernating | EngineState::Moving,
+                ) => return Ok(()),
                 Err(error @ EngineError::Unsupported { .. }) => {
                     return Err(TaskOutcome::Unsupported(error.to_string()));
                 }
