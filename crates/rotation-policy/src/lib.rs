@@ -45,6 +45,7 @@
 #![forbid(unsafe_code)]
 
 mod choose;
+mod control;
 mod demand;
 mod hibernate;
 mod looks;
@@ -71,7 +72,7 @@ pub use self::time::Time;
 use self::demand::Demand;
 use self::looks::Looks;
 use self::queue::{Claim, Queue};
-use self::step::{Activation, ControlCall, Costs, Leave, Move, Op, Stage, Step, Then};
+use self::step::{Activation, ControlCall, Costs, Inquiry, Leave, Move, Op, Stage, Step, Then};
 
 /// The state machine.
 #[derive(Debug)]
@@ -468,9 +469,10 @@ impl Policy {
         for (_, model) in self.models.iter_mut().enumerate().filter(|(other, _)| *other != id) {
             let Stage::Step { step, .. } = &mut model.stage else { continue };
             let (Step::Sleep(ControlCall { free: before, .. })
-            | Step::Inquire {
-                call: ControlCall { free: before, wanted: EngineState::Asleep, .. }, ..
-            }
+            | Step::Inquire(Inquiry {
+                call: ControlCall { free: before, wanted: EngineState::Asleep, .. },
+                ..
+            })
             | Step::After { before, .. }
             | Step::Hibernate { before }
             | Step::AfterHibernation { before, .. }) = step

@@ -8,7 +8,7 @@ use super::looks::Looks;
 use super::messages::{Effect, EngineState, Event, OpId, Refusal, Task, TaskOutcome};
 use super::queue::Claim;
 use super::rules::{Gpu, Limits, ModelId};
-use super::step::{Activated, Activation, ControlCall, Leave, Move, Op, Stage, Step, Then};
+use super::step::{Activated, Activation, Leave, Move, Op, Stage, Step, Then};
 use super::time::Time;
 
 /// Attempts of a step without side effects.
@@ -179,16 +179,11 @@ impl Policy {
             (Step::Learn { activated }, TaskOutcome::Free(free)) => self.learn(id, activated, &free),
             (Step::Before, TaskOutcome::Free(free)) => {
                 self.measured(id, &free);
-                let call = self.control_call(id, EngineState::Asleep, free);
-                self.begin(id, Step::Sleep(call));
+                self.fall_asleep(id, free, false);
             }
             (Step::Sleep(call), TaskOutcome::Done) => self.slept_as_asked(id, call.free),
-            (Step::Inquire { call, reason, by_memory: false }, TaskOutcome::Probed(found)) => {
-                self.inquired(id, call, &reason, found);
-            }
-            (Step::Inquire { call, reason, by_memory: true }, TaskOutcome::Free(free)) => {
-                self.weighed(id, call, &reason, &free);
-            }
+            (Step::Inquire(inquiry), TaskOutcome::Probed(found)) => self.inquired(id, inquiry, found),
+            (Step::Inquire(inquiry), TaskOutcome::Free(free)) => self.weighed(id, inquiry, &free),
             (Step::After { before, last }, TaskOutcome::Free(free)) => {
                 self.released(id, began, before, last.as_deref(), &free);
             }
@@ -205,10 +200,9 @@ impl Policy {
                 self.residue_measured(id, began, before, last.as_deref(), &free);
             }
             (Step::Resume { wakes }, TaskOutcome::Done) => self.resumed(id, wakes),
-            (
-                Step::Resume { .. } | Step::Probe | Step::Inquire { .. },
-                TaskOutcome::Later(_) | TaskOutcome::NeedsMore(_),
-            ) if self.models[id].tries < TRIES => {
+            (Step::Resume { .. } | Step::Probe, TaskOutcome::Later(_) | TaskOutcome::NeedsMore(_))
+                if self.models[id].tries < TRIES =>
+            {
                 self.retry(id);
             }
             (Step::Resume { wakes }, TaskOutcome::NeedsMore(reason)) => {
@@ -248,80 +242,7 @@ impl Policy {
         self.become_ready(id);
     }
 
-    fn control_call(&self, id: usize, wanted: EngineState, free: Vec<u64>) -> ControlCall {
-        let limits = &self.models[id].rules.limits;
-        let limit = if wanted == EngineState::Awake { limits.wake } else { limits.sleep };
-        ControlCall { wanted, free, until: self.now.after(limit.max(LEAST)), is_repeated: false }
-    }
-
-    fn slept_as_asked(&mut self, id: usize, before: Vec<u64>) {
-        self.begin(id, Step::After { before, last: None });
-    }
-
-    /// A call that failed may have been done: a proxy was in between, or its answer was lost.
-    fn inquire(&mut self, id: usize, call: &ControlCall, reason: &str) {
-        self.begin(id, Step::Inquire { call: call.clone(), reason: reason.to_owned(), by_memory: false });
-    }
-
-    /// In the wanted state it goes on. A healthy engine in the old one is called once more, unless the first call took all
-    /// of its time.
-    fn inquired(&mut self, id: usize, call: ControlCall, reason: &str, found: EngineState) {
-        let wakes = call.wanted == EngineState::Awake;
-        let old = if wakes { EngineState::Asleep } else { EngineState::Awake };
-        if found == EngineState::Moving {
-            self.begin(id, Step::Inquire { call, reason: reason.to_owned(), by_memory: true });
-        } else if found == call.wanted {
-            self.report_failed(id, &format!("{reason}; it was done nevertheless"));
-            if wakes {
-                self.confirm(id, Activation::Wake, call.free);
-            } else {
-                self.slept_as_asked(id, call.free);
-            }
-        } else if found == old && !call.is_repeated && self.now < call.until {
-            self.report_failed(id, &format!("{reason}; it is asked once more"));
-            if wakes {
-                // Memory may be another's by now.
-                let model = &mut self.models[id];
-                model.repeats_wake = true;
-                // Also one that came up without a request.
-                model.is_preloading |= model.waiting_since().is_none();
-                self.begin(id, Step::FindMemory(Activation::Wake));
-            } else {
-                let call = self.control_call(id, EngineState::Asleep, call.free);
-                self.begin(id, Step::Sleep(ControlCall { is_repeated: true, ..call }));
-            }
-        } else {
-            self.engine_failed(id, reason);
-        }
-    }
-
-    /// Whether the memory is that of an engine for which the call was done, or for which it was not.
-    fn weighed(&mut self, id: usize, call: ControlCall, reason: &str, free: &[u64]) {
-        self.measured(id, free);
-        let model = &self.models[id];
-        let (expected, moved, old) = if call.wanted == EngineState::Awake {
-            let half = model.need(Activation::Wake).map(|need| need.iter().map(|bytes| bytes / 2).collect());
-            (half, less(&call.free, free), EngineState::Asleep)
-        } else {
-            (model.expected_release(), less(free, &call.free), EngineState::Awake)
-        };
-        let is_still = call.free.iter().zip(free).all(|(one, other)| one.abs_diff(*other) <= STEADY_BYTES);
-        let is_enough = |(expected, moved): (&u64, &u64)| moved >= expected && *moved > STEADY_BYTES;
-        let is_done = expected.is_some_and(|expected: Vec<u64>| expected.iter().zip(&moved).all(is_enough));
-        match (model.is_disturbed, is_done, is_still) {
-            (false, true, _) => {
-                let wanted = call.wanted;
-                self.inquired(id, call, reason, wanted);
-            }
-            (false, _, true) => self.inquired(id, call, reason, old),
-            _ => {
-                let why = "neither the engine nor its memory says whether it was done";
-                self.engine_failed(id, &format!("{reason}; {why}"));
-            }
-        }
-    }
-
-    fn confirm(&mut self, id: usize, up: Activation, free: Vec<u64>) {
+    pub(super) fn confirm(&mut self, id: usize, up: Activation, free: Vec<u64>) {
         self.begin(id, Step::Confirm { activated: Some(Activated { up, free }) });
     }
 
@@ -401,11 +322,7 @@ impl Policy {
         let free = free.to_vec();
         let step = match up {
             Activation::Resume => Step::Resume { wakes: true },
-            Activation::Wake => {
-                let is_repeated = std::mem::take(&mut self.models[id].repeats_wake);
-                let call = self.control_call(id, EngineState::Awake, free);
-                Step::Wake(ControlCall { is_repeated, ..call })
-            }
+            Activation::Wake => Step::Wake(self.control_call(id, EngineState::Awake, free)),
             Activation::Start => Step::Start { free },
         };
         self.begin(id, step);
@@ -506,7 +423,7 @@ impl Policy {
         let limits = &model.rules.limits;
         let is_early = |limit: Duration| self.now < began.after(limit);
         match step {
-            Step::Probe | Step::Inquire { .. } | Step::Confirm { .. } | Step::Canary { .. }
+            Step::Probe | Step::Inquire(_) | Step::Confirm { .. } | Step::Canary { .. }
                 if model.tries < TRIES =>
             {
                 self.retry(id);
@@ -520,7 +437,8 @@ impl Policy {
                 self.hibernation_failed(id, reason);
             }
             Step::Sleep(call) | Step::Wake(call) => self.inquire(id, call, reason),
-            Step::Inquire { reason: first, .. } => {
+            Step::Inquire(inquiry) => {
+                let first = &inquiry.reason;
                 self.engine_failed(id, &format!("{first}; asked what it does then: {reason}"));
             }
             // Nothing has changed yet.
@@ -592,7 +510,7 @@ impl Policy {
         match model.stage {
             Stage::Step { step: Step::Start { .. }, .. } => model.cold = None,
             Stage::Step { step: Step::Wake(_), .. } => (model.held, model.min_release) = (None, None),
-            Stage::Step { step: Step::Inquire { ref call, .. }, .. } if call.wanted == EngineState::Awake => {
+            Stage::Step { step: Step::Inquire(ref inquiry), .. } if inquiry.call.wakes() => {
                 (model.held, model.min_release) = (None, None);
             }
             _ => {}

@@ -63,12 +63,7 @@ pub(super) enum Step {
     Before,
     Sleep(ControlCall),
     /// Asks what the engine does after a call that failed or was not answered.
-    Inquire {
-        call: ControlCall,
-        reason: String,
-        /// The engine does not say it, so its memory is measured.
-        by_memory: bool,
-    },
+    Inquire(Inquiry),
     /// Measures whether the sleep released the model's memory.
     After {
         before: Vec<u64>,
@@ -100,6 +95,15 @@ pub(super) struct ControlCall {
     pub(super) free: Vec<u64>,
     pub(super) until: Time,
     pub(super) is_repeated: bool,
+}
+
+/// A call that failed, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Inquiry {
+    pub(super) call: ControlCall,
+    pub(super) reason: String,
+    /// The engine does not say what it does, so its memory is measured.
+    pub(super) by_memory: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,11 +147,17 @@ pub(super) enum Then {
     Quarantine,
 }
 
+impl ControlCall {
+    pub(super) fn wakes(&self) -> bool {
+        self.wanted == EngineState::Awake
+    }
+}
+
 impl Step {
     pub(super) fn task(&self) -> Task {
         match self {
-            Self::Probe | Self::Inquire { by_memory: false, .. } => Task::Probe,
-            Self::Inquire { by_memory: true, .. } => Task::Measure,
+            Self::Inquire(inquiry) if inquiry.by_memory => Task::Measure,
+            Self::Probe | Self::Inquire(_) => Task::Probe,
             Self::FindMemory(_) | Self::Learn { .. } | Self::Before | Self::After { .. } => Task::Measure,
             Self::BeforeHibernation | Self::AfterHibernation { .. } => Task::Measure,
             Self::Hibernate { .. } => Task::Hibernate,
@@ -167,7 +177,7 @@ impl Step {
             Self::Probe | Self::FindMemory(_) | Self::Wake(_) | Self::Start { .. } => true,
             Self::Confirm { .. } | Self::Canary { .. } | Self::Learn { .. } => true,
             Self::Resume { wakes } => *wakes,
-            Self::Inquire { call, .. } => call.wanted == EngineState::Awake,
+            Self::Inquire(inquiry) => inquiry.call.wakes(),
             Self::Before | Self::Sleep(_) | Self::After { .. } | Self::Stop(_) => false,
             Self::BeforeHibernation | Self::Hibernate { .. } | Self::AfterHibernation { .. } => false,
         }
@@ -197,13 +207,13 @@ impl Stage {
                 Step::Probe => StageName::Probing,
                 Step::FindMemory(_) => StageName::FindingMemory,
                 Step::Wake(_) => StageName::Waking,
-                Step::Inquire { call, .. } if call.wanted == EngineState::Awake => StageName::Waking,
+                Step::Inquire(inquiry) if inquiry.call.wakes() => StageName::Waking,
                 Step::Start { .. } => StageName::Starting,
                 Step::Confirm { .. } => StageName::Confirming,
                 Step::Canary { .. } => StageName::Canary,
                 Step::Learn { .. } => StageName::Measuring,
                 Step::Before => StageName::MeasuringBeforeSleep,
-                Step::Sleep(_) | Step::Inquire { .. } => StageName::FallingAsleep,
+                Step::Sleep(_) | Step::Inquire(_) => StageName::FallingAsleep,
                 Step::After { .. } => StageName::ReleasingMemory,
                 Step::BeforeHibernation | Step::Hibernate { .. } | Step::AfterHibernation { .. } => {
                     StageName::GoingIntoHibernation

@@ -250,7 +250,8 @@ impl EngineHandle {
             }
         }
         // A stopped process, or one that waits for a lock, does not heed SIGTERM.
-        if grace > SILENT_GRACE && timeout(LOOK_MAX, self.engine.probe()).await.is_err() {
+        let may_be_silent = grace > SILENT_GRACE && supervisor.is_running();
+        if may_be_silent && timeout(LOOK_MAX, self.engine.probe()).await.is_err() {
             grace = SILENT_GRACE;
         }
         supervisor.stop(grace).await.map_err(|error| error.to_string())?;
@@ -602,6 +603,129 @@ mod tests {
             assert_eq!(mark.exists(), is_stopped);
             let _ = std::fs::remove_file(&mark);
         }
+    }
+
+    /// On a driver that hangs at the end of a process that came back.
+    #[derive(Debug)]
+    struct Hangs {
+        hibernates: bool,
+        is_away: Mutex<bool>,
+        resumes: Mutex<u32>,
+    }
+
+    impl Hibernator for Hangs {
+        fn is_hibernating<'a>(
+            &'a self,
+            _: &'a EngineProcesses,
+        ) -> HibernationFuture<'a, Result<bool, HibernateError>> {
+            Box::pin(async { Ok(*self.is_away.lock().unwrap()) })
+        }
+
+        fn hibernate<'a>(
+            &'a self,
+            of: &'a EngineProcesses,
+        ) -> HibernationFuture<'a, Result<(), HibernateError>> {
+            assert_eq!(of.pids.len(), 1);
+            *self.is_away.lock().unwrap() = self.hibernates;
+            let failed = Err(HibernateError::Failed("it has a communicator".to_owned()));
+            let done = if self.hibernates { Ok(()) } else { failed };
+            Box::pin(async { done })
+        }
+
+        fn resume<'a>(&'a self, _: &'a EngineProcesses) -> HibernationFuture<'a, Result<(), HibernateError>> {
+            *self.resumes.lock().unwrap() += 1;
+            Box::pin(async { Ok(()) })
+        }
+
+        fn may_hibernate(&self, _: &str) -> bool {
+            *self.is_away.lock().unwrap()
+        }
+
+        fn must_end_away(&self, of: &EngineProcesses) -> bool {
+            !of.pids.is_empty()
+        }
+
+        fn forget(&self, _: &str) {
+            *self.is_away.lock().unwrap() = false;
+        }
+
+        fn host_bytes(&self, _: &str) -> u64 {
+            0
+        }
+
+        fn configure(&self, _: &config::Hibernate) {}
+
+        fn restarted(&self) -> HibernationFuture<'_, ()> {
+            unreachable!()
+        }
+
+        fn end(&self) -> HibernationFuture<'_, ()> {
+            unreachable!()
+        }
+    }
+
+    #[tokio::test]
+    async fn one_whose_end_would_hang_the_machine_is_taken_off_its_gpus_or_let_be() {
+        for (is_away, hibernates, ends) in [(false, true, true), (true, true, true), (false, false, false)] {
+            let model = model("command = [\"sleep\", \"600\"]");
+            let supervisor = Arc::new(Supervisor::new("one", model.start.clone().unwrap(), None).unwrap());
+            let engine = Arc::new(Probed(Mutex::new([Ok(EngineState::Gone)].into())));
+            let (is_away, resumes) = (Mutex::new(is_away), Mutex::default());
+            let hibernator = Arc::new(Hangs { hibernates, is_away, resumes });
+            let tools = (Arc::new(NoMeter) as _, Arc::clone(&hibernator) as _);
+            let handle = EngineHandle::new(&model, engine, Some(Arc::clone(&supervisor)), tools, None);
+            supervisor.start().await.unwrap();
+            let stopped = handle.stop(Duration::from_secs(240)).await;
+            assert_eq!((stopped.is_ok(), supervisor.is_running()), (ends, !ends), "{stopped:?}");
+            if let Err(reason) = stopped {
+                for words in ["left alone", "hangs the machine", "it has a communicator", "by hand"] {
+                    assert!(reason.contains(words), "{reason}");
+                }
+                supervisor.stop(Duration::ZERO).await.unwrap();
+            }
+            assert_eq!(*hibernator.resumes.lock().unwrap(), 0, "it never comes back for its end");
+        }
+    }
+
+    /// It answers nothing, and heeds no SIGTERM.
+    #[tokio::test]
+    async fn a_stopped_process_ends_long_before_the_limit_of_its_stop() {
+        let model = model("command = [\"sleep\", \"600\"]");
+        let supervisor = Arc::new(Supervisor::new("one", model.start.clone().unwrap(), None).unwrap());
+        #[derive(Debug)]
+        struct Silent;
+        impl Engine for Silent {
+            fn probe(&self) -> EngineFuture<'_, EngineState> {
+                Box::pin(std::future::pending())
+            }
+
+            fn sleep(&self) -> EngineFuture<'_, ()> {
+                unreachable!()
+            }
+
+            fn wake(&self) -> EngineFuture<'_, ()> {
+                unreachable!()
+            }
+
+            fn is_awake(&self) -> EngineFuture<'_, bool> {
+                unreachable!()
+            }
+
+            fn generate(&self, _: Option<CanaryKind>) -> EngineFuture<'_, Answer> {
+                unreachable!()
+            }
+        }
+        let tools = (Arc::new(NoMeter) as _, Arc::new(NoHibernator) as _);
+        let handle = EngineHandle::new(&model, Arc::new(Silent), Some(Arc::clone(&supervisor)), tools, None);
+        supervisor.start().await.unwrap();
+        let pid = supervisor.processes()[0].to_string();
+        let kill = std::process::Command::new("kill").args(["-s", "STOP", &pid]).status();
+        assert!(kill.unwrap().success());
+        // Without the short grace this takes an hour.
+        let ended =
+            timeout(Duration::from_secs(120), handle.end(&supervisor, Duration::from_secs(3600))).await;
+        assert_eq!(ended, Ok(Ok(())));
+        assert!(!supervisor.is_running());
     }
 
     #[test]

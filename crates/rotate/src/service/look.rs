@@ -87,9 +87,9 @@ mod tests {
     }
 
     #[derive(Debug)]
-    struct NoMeter;
+    struct Unmeasured;
 
-    impl Meter for NoMeter {
+    impl Meter for Unmeasured {
         fn measure<'a>(&'a self, _: &'a [Gpu]) -> Measured<'a> {
             unreachable!()
         }
@@ -98,7 +98,7 @@ mod tests {
     fn entry_of(after: Duration, says: Result<EngineState, EngineError>) -> Entry {
         let file = "[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:1\"";
         let config = Config::parse(file, &|_| Ok(String::new())).unwrap();
-        let meter: Arc<dyn Meter> = Arc::new(NoMeter);
+        let meter: Arc<dyn Meter> = Arc::new(Unmeasured);
         let sets: Arc<dyn Hibernator> = Arc::new(Sets::new(&Default::default(), None, std::iter::empty()));
         let engine = Arc::new(Slow(after, says));
         let connect = move |_: &crate::config::Model| Ok(Arc::clone(&engine) as Arc<dyn Engine>);

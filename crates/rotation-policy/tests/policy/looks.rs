@@ -280,3 +280,44 @@ fn memory_is_measured_before_the_second_wake() {
     assert_eq!(fixture.tasks[..3], expected);
     assert_eq!(fixture.stage(0), "ready");
 }
+
+/// SGLang does not say whether it slept.
+#[test]
+fn where_an_engine_does_not_say_what_it_does_its_memory_does() {
+    use EngineState::Moving;
+    use Task::{Probe, Sleep, Start, Stop, Wake};
+    let free = |gib: u64| (0, Task::Measure, TaskOutcome::Free(vec![gib * GIB]));
+    // Of 80 GiB it takes 40.
+    for (before, now, expected) in [
+        (40, 80, vec![Sleep, Probe]),
+        (40, 40, vec![Sleep, Probe, Sleep]),
+        (40, 45, vec![Sleep, Probe, Stop]),
+        (40, 30, vec![Sleep, Probe, Stop]),
+    ] {
+        let mut fixture = fixture(|_| {});
+        fixture.use_once(0);
+        moves(&mut fixture);
+        fixture.instead = vec![failed(Sleep), found(Moving), free(before), free(now), free(now), free(now)];
+        fixture.input(Input::Sleep(ModelId(0)));
+        fixture.settle();
+        let is_stopped = expected.contains(&Stop);
+        assert_eq!(moves(&mut fixture), expected, "{now}");
+        assert_eq!(fixture.stage(0) == "cold", is_stopped, "{:?}", failures(&fixture));
+        let words = failures(&fixture).remove(0).1;
+        assert_eq!(words.contains("neither the engine nor its memory"), is_stopped, "{words}");
+    }
+    for (before, now, expected) in [
+        (80, 40, vec![Wake, Probe]),
+        (80, 80, vec![Wake, Probe, Wake]),
+        (80, 75, vec![Wake, Probe, Stop, Start]),
+    ] {
+        let mut fixture = fixture(|_| {});
+        fixture.instead = vec![failed(Wake), found(Moving), free(before), free(now)];
+        if now == 40 {
+            fixture.instead.push((0, Task::Confirm, TaskOutcome::Awake(true)));
+        }
+        let request = fixture.ask(0);
+        fixture.settle();
+        assert_eq!((moves(&mut fixture), &*fixture.admitted), (expected, &[(request, 0)][..]), "{now}");
+    }
+}
