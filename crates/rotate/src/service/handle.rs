@@ -543,7 +543,7 @@ mod tests {
             (Arc::new(NoMeter), Arc::new(NoHibernator)),
             None,
         );
-        let outcome = tokio::time::timeout(Duration::from_secs(120), handle.start(limit)).await;
+        let outcome = timeout(Duration::from_secs(120), handle.start(limit)).await;
         supervisor.stop(Duration::ZERO).await.unwrap();
         outcome.expect("a start that ends")
     }
