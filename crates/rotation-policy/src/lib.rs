@@ -333,7 +333,7 @@ impl Policy {
             }
             Input::Lost(model) if model.0 < known => self.lost(model.0),
             Input::Slept(model) if model.0 < known => self.slept(model.0),
-            Input::Looked { model, look } if model.0 < known => self.looked(model.0, look),
+            Input::Looked { model, look } if model.0 < known => self.looked(model.0, &look),
             Input::Wake(model) if model.0 < known => {
                 let model = &mut self.models[model.0];
                 if !model.is_ready() {

@@ -32,7 +32,7 @@ impl Looks {
 }
 
 impl Policy {
-    pub(super) fn looked(&mut self, id: usize, look: Look) {
+    pub(super) fn looked(&mut self, id: usize, look: &Look) {
         let now = self.now;
         let model = &mut self.models[id];
         let is_ending = matches!(&model.stage, Stage::Draining { then: Leave::Failed, .. });
@@ -40,7 +40,7 @@ impl Policy {
             return;
         }
         let may_compute = model.running > 0 && now < model.looks.sign_at.after(model.rules.limits.drain);
-        let reason = match &look {
+        let reason = match look {
             Look::Awake | Look::Flowing => return model.looks = Looks::from(now),
             Look::Computing if may_compute => return,
             Look::Computing | Look::Late => "it did not answer in time".to_owned(),
