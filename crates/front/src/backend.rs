@@ -5,7 +5,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http::HeaderValue;
@@ -155,6 +155,8 @@ pub enum NameKind {
 pub struct Admission {
     /// Fires when the request has to end because its model leaves.
     pub aborted: CancellationToken,
+    /// Counts what comes of its answer.
+    pub(crate) answered: AnswerCount,
     _guard: Box<dyn Any + Send>,
 }
 
@@ -168,7 +170,26 @@ impl Admission {
     /// For a request that counts as running while `guard` lives.
     #[must_use]
     pub fn new(aborted: CancellationToken, guard: Box<dyn Any + Send>) -> Self {
-        Self { aborted, _guard: guard }
+        Self { aborted, answered: AnswerCount(None), _guard: guard }
+    }
+
+    /// With a count of the parts of answers that came from the engine, which several requests share.
+    #[must_use]
+    pub fn counting(mut self, answered: Arc<AtomicU64>) -> Self {
+        self.answered = AnswerCount(Some(answered));
+        self
+    }
+}
+
+/// Parts of answers that came from an engine, where the service counts them.
+#[derive(Debug, Clone)]
+pub(crate) struct AnswerCount(Option<Arc<AtomicU64>>);
+
+impl AnswerCount {
+    pub(crate) fn add(&self) {
+        if let Some(count) = &self.0 {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 

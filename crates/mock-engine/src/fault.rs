@@ -57,11 +57,13 @@ pub enum Fault {
     ResumeFails,
     /// It has a communicator with another rank, which keeps its process on its device.
     Communicator,
+    /// Its health is answered with 503, and requests with 500: as after an error of the device.
+    Unhealthy,
 }
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::KeepsMemory,
         Self::KeepsSome,
         Self::WakesByHalf,
@@ -81,6 +83,7 @@ impl Fault {
         Self::ResidueStays,
         Self::ResumeFails,
         Self::Communicator,
+        Self::Unhealthy,
     ];
 
     /// Its name on the command line.
@@ -106,6 +109,7 @@ impl Fault {
             Self::ResidueStays => "residue-stays",
             Self::ResumeFails => "resume-fails",
             Self::Communicator => "communicator",
+            Self::Unhealthy => "unhealthy",
         }
     }
 }

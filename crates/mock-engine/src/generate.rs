@@ -66,6 +66,11 @@ impl Admitted {
             let reason = "the engine is asleep: POST /wake_up first";
             return Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, reason));
         }
+        if engine.faults().occurs(Fault::Unhealthy) {
+            running.refuse();
+            let reason = "the engine's device has failed";
+            return Err(Failure::new(StatusCode::INTERNAL_SERVER_ERROR, reason));
+        }
         let sampled = engine.with_memory(Memory::sample).await.inspect_err(|_| running.refuse())?;
         running.admit(prompt_tokens);
         Ok(Self { engine: Arc::clone(engine), memory_lock: Some(memory_lock), aborts, sampled, running })

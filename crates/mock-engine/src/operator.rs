@@ -18,21 +18,29 @@ use crate::fault::Fault;
 use crate::request::parsed;
 
 pub(crate) fn router(like: Like) -> Router<Arc<Engine>> {
-    let health = async || Json(json!({ "status": "ok" }));
     match like {
         Like::Vllm => Router::new()
-            .route("/health", get(async || StatusCode::OK))
+            .route("/health", get(health))
             .route("/is_sleeping", get(is_sleeping))
             .route("/sleep", post(sleep))
             .route("/wake_up", post(wake_up))
             .route("/collective_rpc", post(collective_rpc)),
-        Like::LlamaServer => Router::new().route("/health", get(health)),
+        Like::LlamaServer => Router::new().route("/health", get(health_in_words)),
         Like::Ollama => Router::new()
             .route("/", get(async || "Ollama is running"))
             .route("/api/version", get(async || Json(json!({ "version": "0.0.0" }))))
             .route("/api/ps", get(list_loaded))
             .route("/api/generate", post(load_or_unload)),
     }
+}
+
+async fn health(State(engine): SharedEngine) -> StatusCode {
+    if engine.faults().occurs(Fault::Unhealthy) { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK }
+}
+
+async fn health_in_words(State(engine): SharedEngine) -> (StatusCode, Json<Value>) {
+    let status = health(State(engine)).await;
+    (status, Json(json!({ "status": if status.is_success() { "ok" } else { "error" } })))
 }
 
 fn reports_sleep(engine: &Engine) -> bool {

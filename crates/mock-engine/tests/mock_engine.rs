@@ -626,6 +626,16 @@ async fn a_refusal_does_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_unhealthy_engine_says_so() {
+    let served = Served::with_faults(&[Fault::Unhealthy]).await;
+    assert_eq!(served.get("/health").await.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_error(served.post("/v1/completions", &prompt(1)).await, 500, "device has failed").await;
+    served.set_faults(&json!([])).await;
+    assert_eq!(served.get("/health").await.status(), StatusCode::OK);
+    served.text().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_hang_ends_when_its_fault_is_cleared() {
     for (fault, path) in [
         (Fault::HangsInSleep, "/sleep"),

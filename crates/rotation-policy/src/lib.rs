@@ -18,6 +18,10 @@
 //!   engines do, if `step` is called at [`Policy::wakeup`].
 //! - On each GPU one model at a time changes its memory. A model wakes or starts only after its known need was measured
 //!   free.
+//! - A ready engine that fails [`looks_max`](Rules::looks_max) looks in sequence is stopped. What it still answers may
+//!   end for a few seconds, and is aborted.
+//! - After a sleep or a wake that failed or was not answered, the engine is asked what it does. In the wanted state it
+//!   goes on. A healthy one in the old state is called once more, unless the first call took all of its time.
 //! - An engine that fails while it wakes or starts is restarted once. If it fails again, or cannot be restarted, it is
 //!   quarantined, longer each time. An engine whose memory is not released is stopped.
 //! - The model with the oldest waiting request comes next on its GPUs. A point of priority counts like a second of
@@ -44,8 +48,10 @@
 #![forbid(unsafe_code)]
 
 mod choose;
+mod control;
 mod demand;
 mod hibernate;
+mod looks;
 mod messages;
 mod model;
 mod moves;
@@ -61,16 +67,17 @@ use std::mem;
 use std::time::Duration;
 
 pub use self::messages::{
-    Effect, EngineState, Event, GpuMemory, Input, OpId, Refusal, RequestId, Task, TaskOutcome,
+    Effect, EngineState, Event, GpuMemory, Input, Look, OpId, Refusal, RequestId, Task, TaskOutcome,
 };
 pub use self::rules::{Gpu, Limits, ModelId, Rules};
 pub use self::stage::StageName;
 pub use self::time::Time;
 
 use self::demand::Demand;
+use self::looks::Looks;
 use self::need::Need;
 use self::queue::{Claim, Queue};
-use self::step::{Activation, Costs, Leave, Move, Op, Stage, Step, Then};
+use self::step::{Activation, ControlCall, Costs, Inquiry, Leave, Move, Op, Stage, Step, Then};
 
 /// The state machine.
 #[derive(Debug)]
@@ -164,6 +171,7 @@ struct ModelState {
     hibernation: Hibernation,
     /// Whether other memory changed during its measurement.
     is_disturbed: bool,
+    looks: Looks,
     costs: Costs,
     demand: Demand,
     /// The move that is going on, and its beginning.
@@ -171,6 +179,8 @@ struct ModelState {
     failures: u32,
     was_restarted: bool,
     tries: u32,
+    /// Whether its next wake is the second call for it.
+    repeats_wake: bool,
     /// No memory is searched before this time.
     no_memory_until: Option<Time>,
 }
@@ -348,6 +358,7 @@ impl Policy {
             Input::Holds { model, bytes } if model.0 < known => self.seen(model.0, &bytes),
             Input::Lost(model) if model.0 < known => self.lost(model.0),
             Input::Slept(model) if model.0 < known => self.slept(model.0),
+            Input::Looked { model, look } if model.0 < known => self.looked(model.0, &look),
             Input::Wake(model) if model.0 < known => {
                 let model = &mut self.models[model.0];
                 if !model.is_ready() {
@@ -486,7 +497,11 @@ impl Policy {
         let gpus = self.models[id].rules.gpus.clone();
         for (_, model) in self.models.iter_mut().enumerate().filter(|(other, _)| *other != id) {
             let Stage::Step { step, .. } = &mut model.stage else { continue };
-            let (Step::Sleep { before }
+            let (Step::Sleep(ControlCall { free: before, .. })
+            | Step::Inquire(Inquiry {
+                call: ControlCall { free: before, wanted: EngineState::Asleep, .. },
+                ..
+            })
             | Step::After { before, .. }
             | Step::Hibernate { before }
             | Step::AfterHibernation { before, .. }) = step

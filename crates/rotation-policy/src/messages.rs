@@ -46,6 +46,13 @@ pub enum Input {
     Lost(ModelId),
     /// A ready engine sleeps, without a command from here.
     Slept(ModelId),
+    /// A look at an engine that should be awake, and what it found.
+    Looked {
+        /// Its model.
+        model: ModelId,
+        /// What was found.
+        look: Look,
+    },
     /// Wake a model without a request.
     Wake(ModelId),
     /// Start a cold engine that can sleep, and let it sleep, if no model in use has to leave for it. Otherwise nothing
@@ -74,6 +81,21 @@ pub struct GpuMemory {
     pub free_bytes: u64,
     /// All bytes.
     pub total_bytes: u64,
+}
+
+/// What a look at an engine found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Look {
+    /// It says that it is awake.
+    Awake,
+    /// No answer came in time, but its answers to clients flow.
+    Flowing,
+    /// No answer came in time, but its processes compute.
+    Computing,
+    /// No answer came in time.
+    Late,
+    /// It says that it is not well, or answers what is not understood.
+    Unwell(String),
 }
 
 /// The result of a task.
@@ -112,6 +134,8 @@ pub enum EngineState {
     Asleep,
     /// It runs, asleep, and its processes are off their GPUs.
     Hibernating,
+    /// It began to sleep or to wake, and does not say whether it did. Its memory may.
+    Moving,
 }
 
 /// Work for an engine.
@@ -249,6 +273,13 @@ pub enum Event {
     Hibernated {
         /// What left each of its GPUs.
         residue_bytes: Vec<u64>,
+    },
+    /// A look at it failed, and counts.
+    LookFailed {
+        /// The cause.
+        reason: String,
+        /// How many have failed in sequence.
+        failed: u32,
     },
     /// It is quarantined.
     Quarantined {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::demand::Demand;
+use super::looks::Looks;
 use super::need::Need;
 use super::queue::{Claim, Queue};
 use super::rules::Rules;
@@ -33,12 +34,14 @@ impl ModelState {
             need: Need::default(),
             hibernation: Hibernation::default(),
             is_disturbed: false,
+            looks: Looks::default(),
             costs: Costs::default(),
             demand: Demand::default(),
             moving: None,
             failures: 0,
             was_restarted: false,
             tries: 0,
+            repeats_wake: false,
             no_memory_until: None,
         }
     }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::choose::{NO_MEMORY, Space};
+use super::looks::Looks;
 use super::messages::{Effect, EngineState, Event, OpId, Refusal, Task, TaskOutcome};
 use super::need::less;
 use super::queue::Claim;
@@ -85,7 +86,7 @@ impl Policy {
         let model = &mut self.models[id];
         let Stage::Step { step, retry_at, .. } = &mut model.stage else { return };
         *retry_at = None;
-        let (task, limit) = (step.task(), limit_of(&model.rules.limits, step).max(LEAST));
+        let (task, limit) = (step.task(), limit_of(&model.rules.limits, step, self.now).max(LEAST));
         model.tries += 1;
         model.op = Some(Op { id: op, deadline: self.now.after(limit) });
         self.out.push(Effect::Run { op, model: ModelId(id), task, limit });
@@ -136,6 +137,7 @@ impl Policy {
                 Leave::Sleep => self.begin(id, Step::Before),
                 Leave::Stop => self.begin(id, Step::BeforeStop),
                 Leave::Restart => self.begin(id, Step::Stop(Then::Again)),
+                Leave::Failed => self.end_failed(id),
             };
         }
         if self.now < until {
@@ -159,6 +161,7 @@ impl Policy {
             return;
         }
         if let Some(up) = self.models[id].activation() {
+            self.models[id].repeats_wake = false;
             self.begin(id, Step::FindMemory(up));
         }
     }
@@ -178,7 +181,7 @@ impl Policy {
         match (step, outcome) {
             (Step::Probe, TaskOutcome::Probed(probed)) => self.probed(id, probed),
             (Step::FindMemory(up), TaskOutcome::Measured(_)) => self.memory_measured(id, up, began, &free),
-            (Step::Wake { free }, TaskOutcome::Done) => self.confirm(id, Activation::Wake, free),
+            (Step::Wake(call), TaskOutcome::Done) => self.confirm(id, Activation::Wake, call.free),
             (Step::Start { free }, TaskOutcome::Done) => self.confirm(id, Activation::Start, free),
             (Step::Confirm { activated }, TaskOutcome::Awake(true)) => {
                 self.begin(id, Step::Canary { activated });
@@ -195,9 +198,11 @@ impl Policy {
             (Step::Learn { activated }, TaskOutcome::Measured(_)) => self.learn(id, activated, &free),
             (Step::Before, TaskOutcome::Measured(_)) => {
                 self.measured(id, &free);
-                self.begin(id, Step::Sleep { before: free });
+                self.fall_asleep(id, free, false);
             }
-            (Step::Sleep { before }, TaskOutcome::Done) => self.begin(id, Step::After { before, last: None }),
+            (Step::Sleep(call), TaskOutcome::Done) => self.slept_as_asked(id, call.free),
+            (Step::Inquire(inquiry), TaskOutcome::Probed(found)) => self.inquired(id, inquiry, found),
+            (Step::Inquire(inquiry), TaskOutcome::Measured(_)) => self.weighed(id, inquiry, &free),
             (Step::After { before, last }, TaskOutcome::Measured(_)) => {
                 self.released(id, began, before, last.as_deref(), &free);
             }
@@ -271,7 +276,7 @@ impl Policy {
         self.become_ready(id);
     }
 
-    fn confirm(&mut self, id: usize, up: Activation, free: Vec<u64>) {
+    pub(super) fn confirm(&mut self, id: usize, up: Activation, free: Vec<u64>) {
         self.begin(id, Step::Confirm { activated: Some(Activated { up, free }) });
     }
 
@@ -288,6 +293,12 @@ impl Policy {
             EngineState::Asleep => self.enter(id, Stage::Asleep),
             EngineState::Hibernating => self.enter(id, Stage::Hibernating),
             EngineState::Awake => self.begin(id, Step::Confirm { activated: None }),
+            EngineState::Moving => {
+                self.engine_failed(
+                    id,
+                    "a sleep or a wake of it began and did not complete, so its state is unknown",
+                );
+            }
         }
     }
 
@@ -348,7 +359,7 @@ impl Policy {
         let free = free.to_vec();
         let step = match up {
             Activation::Resume => Step::Resume { wakes: true },
-            Activation::Wake => Step::Wake { free },
+            Activation::Wake => Step::Wake(self.control_call(id, EngineState::Awake, free)),
             Activation::Start => Step::Start { free },
         };
         self.begin(id, step);
@@ -456,7 +467,11 @@ impl Policy {
         let limits = &model.rules.limits;
         let is_early = |limit: Duration| self.now < began.after(limit);
         match step {
-            Step::Probe | Step::Confirm { .. } | Step::Canary { .. } if model.tries < TRIES => self.retry(id),
+            Step::Probe | Step::Inquire(_) | Step::Confirm { .. } | Step::Canary { .. }
+                if model.tries < TRIES =>
+            {
+                self.retry(id);
+            }
             Step::Resume { .. } if model.tries < TRIES => self.retry(id),
             Step::FindMemory(_) | Step::Before | Step::BeforeHibernation if is_early(limits.find_memory) => {
                 self.retry(id);
@@ -464,6 +479,11 @@ impl Policy {
             Step::After { .. } | Step::AfterHibernation { .. } if is_early(limits.release) => self.retry(id),
             Step::BeforeHibernation | Step::Hibernate { .. } | Step::AfterHibernation { .. } => {
                 self.hibernation_failed(id, reason);
+            }
+            Step::Sleep(call) | Step::Wake(call) => self.inquire(id, call, reason),
+            Step::Inquire(inquiry) => {
+                let first = &inquiry.reason;
+                self.engine_failed(id, &format!("{first}; asked what it does then: {reason}"));
             }
             // Nothing has changed yet.
             Step::Before => {
@@ -514,6 +534,11 @@ impl Policy {
     /// Restarts or quarantines it.
     pub(super) fn engine_failed(&mut self, id: usize, reason: &str) {
         self.report_failed(id, reason);
+        self.end_failed(id);
+    }
+
+    /// The same after the report.
+    pub(super) fn end_failed(&mut self, id: usize) {
         self.give_up_op(id);
         let model = &mut self.models[id];
         let is_activating = match &model.stage {
@@ -533,7 +558,10 @@ impl Policy {
             Stage::Step { step: Step::Start { .. }, .. } => {
                 (model.cold, model.need.is_doubted) = (None, true);
             }
-            Stage::Step { step: Step::Wake { .. }, .. } => {
+            Stage::Step { step: Step::Wake(_), .. } => {
+                (model.held, model.min_release, model.need.is_doubted) = (None, None, true);
+            }
+            Stage::Step { step: Step::Inquire(ref inquiry), .. } if inquiry.call.wakes() => {
                 (model.held, model.min_release, model.need.is_doubted) = (None, None, true);
             }
             _ => {}
@@ -591,6 +619,7 @@ impl Policy {
         let model = &mut self.models[id];
         (model.failures, model.was_restarted, model.is_selected) = (0, false, false);
         model.is_displaced = false;
+        model.looks = Looks::from(now);
         let is_wanted = model.waiting_since().is_some() || model.is_pinned;
         let sleeps = std::mem::take(&mut model.sleeps_after) && !is_wanted;
         // Also one that was found awake.
@@ -641,7 +670,10 @@ impl Policy {
     }
 }
 
-fn limit_of(limits: &Limits, step: &Step) -> Duration {
+fn limit_of(limits: &Limits, step: &Step, now: Time) -> Duration {
+    if let Step::Sleep(call) | Step::Wake(call) = step {
+        return call.until.since(now);
+    }
     match step.task() {
         Task::Probe => limits.probe,
         Task::Start => limits.start,

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// Three looks of two seconds, and the pauses between them, end well within 20 s of the trouble.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
 /// A GPU, by its position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Gpu(pub usize);
@@ -57,6 +60,8 @@ pub struct Rules {
     pub running_max: usize,
     /// Interval of health checks while it is ready.
     pub look_every: Duration,
+    /// How many looks in sequence may fail before its engine is stopped; 0: none count.
+    pub looks_max: u32,
     /// By how much a sleep may release less than expected, on each GPU.
     pub slack_bytes: u64,
     /// Timeouts of its steps.
@@ -142,6 +147,7 @@ impl Rules {
             wait_max: Duration::from_secs(120),
             running_max: 256,
             look_every: Duration::from_secs(5),
+            looks_max: 3,
             slack_bytes: 512 << 20,
             limits: Limits::default(),
             pause_min: Duration::from_secs(5),
@@ -154,6 +160,12 @@ impl Rules {
     pub fn pause(&self, failures: u32) -> Duration {
         let doubled = 1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX);
         self.pause_min.saturating_mul(doubled).min(self.pause_max)
+    }
+
+    /// The pause after a failed look, which is shorter than between others.
+    #[must_use]
+    pub fn look_again(&self) -> Duration {
+        self.look_every.min(LOOK_AGAIN)
     }
 
     pub(super) fn is_together_with(&self, other: &Self) -> bool {

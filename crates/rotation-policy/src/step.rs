@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::messages::{OpId, Task};
+use super::messages::{EngineState, OpId, Task};
 use super::stage::StageName;
 use super::time::Time;
 
@@ -37,6 +37,8 @@ pub(super) enum Leave {
     Sleep,
     Stop,
     Restart,
+    /// It failed while it was ready, which is reported already.
+    Failed,
 }
 
 /// With the free bytes measured before it, on each of the model's GPUs.
@@ -44,9 +46,7 @@ pub(super) enum Leave {
 pub(super) enum Step {
     Probe,
     FindMemory(Activation),
-    Wake {
-        free: Vec<u64>,
-    },
+    Wake(ControlCall),
     Start {
         free: Vec<u64>,
     },
@@ -61,9 +61,9 @@ pub(super) enum Step {
         activated: Option<Activated>,
     },
     Before,
-    Sleep {
-        before: Vec<u64>,
-    },
+    Sleep(ControlCall),
+    /// Asks what the engine does after a call that failed or was not answered.
+    Inquire(Inquiry),
     /// Measures whether the sleep released the model's memory.
     After {
         before: Vec<u64>,
@@ -90,6 +90,26 @@ pub(super) enum Step {
     AfterStop {
         before: Vec<u64>,
     },
+}
+
+/// The engine's own sleep or wake, which may be repeated once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ControlCall {
+    /// The state that it leads to.
+    pub(super) wanted: EngineState,
+    /// Free bytes before it.
+    pub(super) free: Vec<u64>,
+    pub(super) until: Time,
+    pub(super) is_repeated: bool,
+}
+
+/// A call that failed, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Inquiry {
+    pub(super) call: ControlCall,
+    pub(super) reason: String,
+    /// The engine does not say what it does, so its memory is measured.
+    pub(super) by_memory: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,20 +157,27 @@ pub(super) enum Then {
     Quarantine,
 }
 
+impl ControlCall {
+    pub(super) fn wakes(&self) -> bool {
+        self.wanted == EngineState::Awake
+    }
+}
+
 impl Step {
     pub(super) fn task(&self) -> Task {
         match self {
-            Self::Probe => Task::Probe,
+            Self::Inquire(inquiry) if inquiry.by_memory => Task::Measure,
+            Self::Probe | Self::Inquire(_) => Task::Probe,
             Self::FindMemory(_) | Self::Learn { .. } | Self::Before | Self::After { .. } => Task::Measure,
             Self::BeforeHibernation | Self::AfterHibernation { .. } => Task::Measure,
             Self::BeforeStop | Self::AfterStop { .. } => Task::Measure,
             Self::Hibernate { .. } => Task::Hibernate,
             Self::Resume { .. } => Task::Resume,
-            Self::Wake { .. } => Task::Wake,
+            Self::Wake(_) => Task::Wake,
             Self::Start { .. } => Task::Start,
             Self::Confirm { .. } => Task::Confirm,
             Self::Canary { .. } => Task::Canary,
-            Self::Sleep { .. } => Task::Sleep,
+            Self::Sleep(_) => Task::Sleep,
             Self::Stop(_) => Task::Stop,
         }
     }
@@ -158,10 +185,11 @@ impl Step {
     /// Whether a failure in this step is one of waking or starting.
     pub(super) fn is_activating(&self) -> bool {
         match self {
-            Self::Probe | Self::FindMemory(_) | Self::Wake { .. } | Self::Start { .. } => true,
+            Self::Probe | Self::FindMemory(_) | Self::Wake(_) | Self::Start { .. } => true,
             Self::Confirm { .. } | Self::Canary { .. } | Self::Learn { .. } => true,
             Self::Resume { wakes } => *wakes,
-            Self::Before | Self::Sleep { .. } | Self::After { .. } => false,
+            Self::Inquire(inquiry) => inquiry.call.wakes(),
+            Self::Before | Self::Sleep(_) | Self::After { .. } => false,
             Self::BeforeStop | Self::Stop(_) | Self::AfterStop { .. } => false,
             Self::BeforeHibernation | Self::Hibernate { .. } | Self::AfterHibernation { .. } => false,
         }
@@ -190,13 +218,14 @@ impl Stage {
             Self::Step { step, .. } => match step {
                 Step::Probe => StageName::Probing,
                 Step::FindMemory(_) => StageName::FindingMemory,
-                Step::Wake { .. } => StageName::Waking,
+                Step::Wake(_) => StageName::Waking,
+                Step::Inquire(inquiry) if inquiry.call.wakes() => StageName::Waking,
                 Step::Start { .. } => StageName::Starting,
                 Step::Confirm { .. } => StageName::Confirming,
                 Step::Canary { .. } => StageName::Canary,
                 Step::Learn { .. } => StageName::Measuring,
                 Step::Before => StageName::MeasuringBeforeSleep,
-                Step::Sleep { .. } => StageName::FallingAsleep,
+                Step::Sleep(_) | Step::Inquire(_) => StageName::FallingAsleep,
                 Step::After { .. } => StageName::ReleasingMemory,
                 Step::BeforeHibernation | Step::Hibernate { .. } | Step::AfterHibernation { .. } => {
                     StageName::GoingIntoHibernation

@@ -14,6 +14,7 @@ mod init;
 mod killed;
 mod page;
 pub(crate) mod received;
+mod sick;
 mod traces;
 mod usage;
 mod validate;
@@ -214,10 +215,15 @@ fn an_engine_that_was_starting_when_the_rotation_was_killed_is_no_hindrance() {
 
 #[test]
 fn whatever_an_engine_does_wrong_no_answer_is_wrong() {
-    // Those of hibernation have a test of their own.
-    let of_hibernation =
-        [Fault::HibernateRefuses, Fault::ResidueStays, Fault::ResumeFails, Fault::Communicator];
-    let faults = Fault::ALL.iter().filter(|fault| !of_hibernation.contains(fault));
+    // Those of hibernation and of health have tests of their own.
+    let others = [
+        Fault::HibernateRefuses,
+        Fault::ResidueStays,
+        Fault::ResumeFails,
+        Fault::Communicator,
+        Fault::Unhealthy,
+    ];
+    let faults = Fault::ALL.iter().filter(|fault| !others.contains(fault));
     let faults: Vec<&'static str> = faults.map(|fault| fault.name()).collect();
     thread::scope(|scope| {
         for some in faults.chunks(2) {

@@ -210,6 +210,7 @@ fn poll_upstream(
     }
     match Pin::new(&mut forwarded.upstream).poll_frame(cx) {
         Poll::Ready(Some(Ok(frame))) => {
+            forwarded.admission.answered.add();
             if let Some(data) = frame.data_ref() {
                 forwarded.events.iter_mut().for_each(|tail| tail.push(data));
                 forwarded.usage.iter_mut().for_each(|usage| usage.push(data));

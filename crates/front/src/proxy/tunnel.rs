@@ -88,8 +88,12 @@ impl Tunnel {
         let (client, engine) = (TokioIo::new(client), TokioIo::new(engine));
         let aborted = admission.aborted.clone();
         let (account, limits) = (&self.account, self.limits);
-        let (ended, client) =
-            pass(client, engine, limits, aborted.cancelled(), |bytes| account.sent(bytes, true)).await;
+        let answered = admission.answered.clone();
+        let sent = move |bytes| {
+            answered.add();
+            account.sent(bytes, true);
+        };
+        let (ended, client) = pass(client, engine, limits, aborted.cancelled(), sent).await;
         // The model need not wait for the client's goodbye.
         drop(admission);
         if ended == TunnelEnd::EngineBroke {

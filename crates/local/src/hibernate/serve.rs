@@ -4,7 +4,7 @@
 //! finishes what it has begun. What another helper has left is recovered beside: requests on such processes wait.
 //!
 //! ```text
-//! out  {"ready":{"version":"0.1.0","recovered":[]}}
+//! out  {"ready":{"version":"0.1.0","driver":"580.159.04"}}   the driver's where NVML knows it
 //! out  {"recovered":[{"pid":7,"state":"running","what":"it was locked, and runs again"}]}
 //! in   {"id":1,"op":"hibernate","pids":[7,8],"wait_max_ms":5000,"host_bytes_max":null}
 //! in   {"id":2,"op":"state","pids":[9]}           op: hibernate, resume, inspect, state, or recover without pids
@@ -89,7 +89,8 @@ fn serve(options: &HibernatorOptions) -> Result<ExitCode, Failure> {
             return Ok(ExitCode::FAILURE);
         }
     };
-    write_line(&json!({ "ready": { "version": env!("CARGO_PKG_VERSION") } }))?;
+    let driver = hibernator.driver_version();
+    write_line(&json!({ "ready": { "version": env!("CARGO_PKG_VERSION"), "driver": driver } }))?;
     requests::warn_of_unreadable(&hibernator);
     let (events, received) = channel();
     let terminated = events.clone();

@@ -42,6 +42,7 @@ use std::time::{Duration, Instant};
 use poorwill_core::hibernation::plan::{JournalEntry, ProcessKey, SetPlan, SetProcess};
 use poorwill_driver::cuda::CudaCheckpointer;
 use poorwill_driver::host::HostCheckpointer;
+use poorwill_driver::nvml::Nvml;
 
 use self::host_memory::HostMemoryPlan;
 use self::identity::key_of;
@@ -180,6 +181,7 @@ pub struct Hibernator {
     checkpointer: Box<dyn Checkpointer>,
     journal: JournalFolder,
     host_memory: HostMemoryPlan,
+    driver_version: Option<String>,
 }
 
 /// Sets that callers have left which have ended, for [`Hibernator::recover_sets`].
@@ -225,12 +227,23 @@ impl Hibernator {
             }
             Processes::Host(folder) => Box::new(HostCheckpointer::open(folder)),
         };
-        Self::over(checkpointer, options)
+        let mut hibernator = Self::over(checkpointer, options)?;
+        if matches!(options.processes, Processes::Cuda) {
+            hibernator.driver_version = Nvml::load().ok().and_then(|nvml| nvml.driver_version());
+        }
+        Ok(hibernator)
     }
 
     fn over(checkpointer: Box<dyn Checkpointer>, options: &HibernatorOptions) -> Result<Self> {
         let journal = JournalFolder::open(options.journal.as_deref(), &options.processes)?;
-        Ok(Self { checkpointer, journal, host_memory: HostMemoryPlan::default() })
+        Ok(Self { checkpointer, journal, host_memory: HostMemoryPlan::default(), driver_version: None })
+    }
+
+    /// The version of NVIDIA's driver, such as `580.159.04`, where NVML knows it. On some versions the end of a process that
+    /// came back hangs the machine.
+    #[must_use]
+    pub fn driver_version(&self) -> Option<String> {
+        self.driver_version.clone()
     }
 
     /// What a process holds, and what hinders it. Changes nothing.

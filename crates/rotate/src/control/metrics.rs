@@ -67,6 +67,7 @@ pub(super) struct Metrics {
     shortfalls: Series<OfModel, Counter>,
     quarantines: Series<OfModel, Counter>,
     hibernations: Series<OfModel, Counter>,
+    looks_failed: Series<OfModel, Counter>,
     lost: Counter,
     removed: Removed,
 }
@@ -96,11 +97,12 @@ impl Metrics {
             by_model("shortfalls", "GPUs on which a sleep or a hibernation released less than expected");
         let quarantines = by_model("quarantines", "Quarantines after failures");
         let hibernations = by_model("hibernations", "Times that the engine was taken off its GPUs");
+        let looks_failed = by_model("looks_failed", "Looks at a ready engine that failed, and count");
         let lost = Counter::default();
         registry.register("events_lost", "Events that were lost before they could be counted", lost.clone());
         requests.register(&mut registry);
         let mut by_model: Vec<Box<dyn Forget>> = vec![Box::new(failures.clone())];
-        for series in [&canary_failures, &shortfalls, &quarantines, &hibernations] {
+        for series in [&canary_failures, &shortfalls, &quarantines, &hibernations, &looks_failed] {
             by_model.push(Box::new(series.clone()));
         }
         let removed = Removed::new(requests, by_model);
@@ -112,6 +114,7 @@ impl Metrics {
             shortfalls,
             quarantines,
             hibernations,
+            looks_failed,
             lost,
             removed,
         }
@@ -146,6 +149,9 @@ impl Metrics {
             EventKind::Hibernated { .. } => {
                 self.hibernations.of(model()).inc();
             }
+            EventKind::LookFailed { .. } => {
+                self.looks_failed.of(model()).inc();
+            }
             EventKind::Stage { .. } | EventKind::Learnt { .. } | EventKind::Grew { .. } => {}
         }
     }
@@ -159,7 +165,8 @@ impl Metrics {
         self.removed.forget(|model| now.models.iter().any(|known| known.name == model));
         for model in &now.models {
             // A counter has to exist at 0 before alerts can see it rise.
-            for series in [&self.canary_failures, &self.shortfalls, &self.quarantines, &self.hibernations] {
+            let counters = [&self.canary_failures, &self.shortfalls, &self.quarantines, &self.hibernations];
+            for series in counters.into_iter().chain([&self.looks_failed]) {
                 drop(series.of(OfModel { model: model.name.clone() }));
             }
         }

@@ -17,13 +17,15 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// The reported state; [`EngineState::Gone`] if no connection is possible. An unknown answer is an error.
     fn probe(&self) -> EngineFuture<'_, EngineState>;
 
-    /// Sleeps at the model's level, until the engine reports completion.
+    /// Sleeps at the model's level, until the engine reports completion. One that [moves](EngineState::Moving) is known to
+    /// be awake, by its memory.
     fn sleep(&self) -> EngineFuture<'_, ()>;
 
-    /// Wakes and reloads dropped weights, until the engine reports completion.
+    /// Wakes and reloads dropped weights, until the engine reports completion. One that moves is known to be asleep, by its
+    /// memory.
     fn wake(&self) -> EngineFuture<'_, ()>;
 
-    /// Whether the engine reports that it is awake.
+    /// Whether the engine reports that it is awake. One that moves is known to be, by its memory.
     fn is_awake(&self) -> EngineFuture<'_, bool>;
 
     /// Answers the canary deterministically. Only `kind` is asked; without one, the first that the engine serves.

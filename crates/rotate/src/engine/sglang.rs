@@ -14,9 +14,9 @@
 //! | `poorwill:asleep:` and the original text | sleeps |
 //!
 //! The text lives as long as the engine's process. It is set before a move and after the engine reported completion,
-//! and read back each time. Sleeping or waking twice sends nothing. An engine found moving has to be restarted, since
-//! which memory it has is unknown. A release during a request also ends the scheduler. A sleep therefore waits for
-//! `/flush_cache`, which fails while the engine works.
+//! and read back each time. Sleeping or waking twice sends nothing. Which memory an engine has that is found moving is
+//! unknown here. Behind a call that failed the policy measures it, and otherwise starts the engine again. A release during
+//! a request also ends the scheduler. A sleep therefore waits for `/flush_cache`, which fails while the engine works.
 //!
 //! Limits: an engine that another program put to sleep passes for awake. The weight version needs SGLang 0.5.1. Each
 //! tokenizer process has its own, so only one is supported (`--tokenizer-worker-num 1`, the default).
@@ -53,7 +53,7 @@ pub(super) struct Sglang {
 #[derive(Debug, PartialEq, Eq)]
 enum Mark {
     Awake(String),
-    Moving,
+    Moving(String),
     Asleep(String),
 }
 
@@ -68,8 +68,8 @@ impl Mark {
     fn of(version: &str) -> Self {
         if let Some(own) = version.strip_prefix(ASLEEP) {
             Self::Asleep(own.to_owned())
-        } else if version.starts_with(MOVING) {
-            Self::Moving
+        } else if let Some(own) = version.strip_prefix(MOVING) {
+            Self::Moving(own.to_owned())
         } else {
             Self::Awake(version.to_owned())
         }
@@ -198,7 +198,7 @@ impl Engine for Sglang {
                 other => Info::of(other?)?,
             };
             let found = match info.mark {
-                Mark::Moving => return Err(info.is_moving()),
+                Mark::Moving(_) => EngineState::Moving,
                 Mark::Asleep(_) => EngineState::Asleep,
                 Mark::Awake(_) => {
                     // First: before the first generation, some versions do not answer the next request.
@@ -215,9 +215,8 @@ impl Engine for Sglang {
         Box::pin(async {
             let info = self.info().await?;
             let own = match &info.mark {
-                Mark::Moving => return Err(info.is_moving()),
                 Mark::Asleep(_) => return Ok(()),
-                Mark::Awake(own) => own,
+                Mark::Awake(own) | Mark::Moving(own) => own,
             };
             self.drain().await?;
             self.mark(&format!("{MOVING}{own}")).await?;
@@ -230,9 +229,8 @@ impl Engine for Sglang {
         Box::pin(async {
             let info = self.info().await?;
             let own = match &info.mark {
-                Mark::Moving => return Err(info.is_moving()),
                 Mark::Awake(_) => return Ok(()),
-                Mark::Asleep(own) => own,
+                Mark::Asleep(own) | Mark::Moving(own) => own,
             };
             self.mark(&format!("{MOVING}{own}")).await?;
             self.http.post("/resume_memory_occupation", Some(json!({}))).await?.done()?;
@@ -246,10 +244,17 @@ impl Engine for Sglang {
     fn is_awake(&self) -> EngineFuture<'_, bool> {
         Box::pin(async {
             let info = self.info().await?;
-            match info.mark {
-                Mark::Moving => Err(info.is_moving()),
+            match &info.mark {
                 Mark::Asleep(_) => Ok(false),
                 Mark::Awake(_) => self.is_healthy().await.map(|()| true),
+                Mark::Moving(own) => {
+                    // Whether they were read is not known.
+                    if self.level >= 2 {
+                        self.reload(&info).await?;
+                    }
+                    self.mark(own).await?;
+                    self.is_healthy().await.map(|()| true)
+                }
             }
         })
     }
@@ -259,7 +264,7 @@ impl Engine for Sglang {
         Box::pin(async move {
             let info = self.info().await?;
             match info.mark {
-                Mark::Moving => Err(info.is_moving()),
+                Mark::Moving(_) => Err(info.is_moving()),
                 Mark::Asleep(_) => Err(info.reply.unexpected("it sleeps, and generating now would end it")),
                 Mark::Awake(_) => self.prompt.ask(&self.http, kind).await,
             }

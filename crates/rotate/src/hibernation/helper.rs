@@ -47,6 +47,8 @@ pub struct HelperProcess {
     command: watch::Sender<Vec<String>>,
     /// How many helpers came after an earlier one, whether that could be used or not.
     restarts: watch::Receiver<u64>,
+    /// The driver's version, by the last helper that was ready.
+    driver: watch::Receiver<Option<String>>,
 }
 
 impl HelperProcess {
@@ -57,8 +59,14 @@ impl HelperProcess {
         let (ends, ended) = mpsc::unbounded_channel();
         let (command, commands) = watch::channel(command);
         let (restarted, restarts) = watch::channel(0);
-        tokio::spawn(run(Keeper { inbox, commands, restarted }, ended));
-        Self { asked, ends, command, restarts }
+        let (found, driver) = watch::channel(None);
+        tokio::spawn(run(Keeper { inbox, commands, restarted, driver: found }, ended));
+        Self { asked, ends, command, restarts, driver }
+    }
+
+    /// The driver's version; `None` until a helper has said it.
+    pub(super) fn driver(&self) -> Option<String> {
+        self.driver.borrow().clone()
     }
 
     /// The next helper has this command. One that could not be used is started again.
@@ -140,6 +148,7 @@ struct Keeper {
     inbox: mpsc::UnboundedReceiver<Asked>,
     commands: watch::Receiver<Vec<String>>,
     restarted: watch::Sender<u64>,
+    driver: watch::Sender<Option<String>>,
 }
 
 impl Keeper {
@@ -193,6 +202,9 @@ impl Keeper {
         let child = helper.insert(HelperChild::start(&words)?);
         let ready = child.ready().await?;
         tracing::info!(version = ready.version, "the helper for hibernation is ready");
+        if ready.driver.is_some() {
+            self.driver.send_replace(ready.driver);
+        }
         Ok(child)
     }
 

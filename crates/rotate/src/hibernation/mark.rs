@@ -1,4 +1,4 @@
-//! Which engines may hibernate, in memory and on disk.
+//! Which engines may hibernate, or came back from that, in memory and on disk.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::supervise::file_name;
 
-/// Processes that may be off their GPUs.
+/// Processes that may be off their GPUs, or came back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct HibernationMark {
     pub(super) pids: Vec<u32>,
@@ -21,13 +21,19 @@ pub(super) struct HibernationMark {
 #[derive(Debug)]
 pub(super) struct Marks {
     folder: Option<PathBuf>,
+    /// The ending of their files.
+    kind: &'static str,
     marks: Mutex<BTreeMap<String, HibernationMark>>,
 }
 
 impl Marks {
     /// With those that an earlier service left for these models.
-    pub(super) fn read<'a>(folder: Option<&Path>, models: impl Iterator<Item = &'a str>) -> Self {
-        let marks = Self { folder: folder.map(Path::to_path_buf), marks: Mutex::default() };
+    pub(super) fn read<'a>(
+        folder: Option<&Path>,
+        kind: &'static str,
+        models: impl Iterator<Item = &'a str>,
+    ) -> Self {
+        let marks = Self { folder: folder.map(Path::to_path_buf), kind, marks: Mutex::default() };
         for model in models {
             drop(marks.of(model));
         }
@@ -57,12 +63,17 @@ impl Marks {
             if let Some(folder) = path.parent() {
                 fs::create_dir_all(folder)?;
             }
-            let new = path.with_extension("hibernating.new");
+            let new = path.with_extension(format!("{}.new", self.kind));
             fs::write(&new, serde_json::to_vec(&mark)?)?;
             fs::rename(new, path)?;
         }
-        self.lock().insert(model.to_owned(), mark);
+        self.keep(model, mark);
         Ok(())
+    }
+
+    /// In memory only.
+    pub(super) fn keep(&self, model: &str, mark: HibernationMark) {
+        self.lock().insert(model.to_owned(), mark);
     }
 
     pub(super) fn remove(&self, model: &str) {
@@ -84,7 +95,7 @@ impl Marks {
     }
 
     fn path(&self, model: &str) -> Option<PathBuf> {
-        self.folder.as_ref().map(|folder| folder.join(file_name(model) + ".hibernating"))
+        self.folder.as_ref().map(|folder| folder.join(format!("{}.{}", file_name(model), self.kind)))
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, HibernationMark>> {
@@ -101,18 +112,18 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let state = folder.path().join("state");
         let models = ["org/one", "two"];
-        let marks = Marks::read(Some(&state), models.into_iter());
+        let marks = Marks::read(Some(&state), "hibernating", models.into_iter());
         let mark = HibernationMark { pids: vec![7, 8], host_bytes: 5 };
         marks.set("org/one", mark.clone()).unwrap();
         marks.set("two", HibernationMark { host_bytes: 9, ..mark.clone() }).unwrap();
         assert_eq!((marks.host_bytes_beside("org/one"), marks.host_bytes_beside("three")), (9, 14));
         marks.remove("two");
-        let next = Marks::read(Some(&state), models.into_iter());
+        let next = Marks::read(Some(&state), "hibernating", models.into_iter());
         assert_eq!((next.of("org/one"), next.of("two")), (Some(mark), None));
-        let later = Marks::read(Some(&state), ["two"].into_iter());
+        let later = Marks::read(Some(&state), "hibernating", ["two"].into_iter());
         assert!(later.of("org/one").is_some(), "a reload has added it");
         // Without a folder nothing is kept.
-        let none = Marks::read(None, models.into_iter());
+        let none = Marks::read(None, "hibernating", models.into_iter());
         none.set("two", HibernationMark { pids: vec![1], host_bytes: 1 }).unwrap();
         assert!(none.of("two").is_some());
         none.remove("two");

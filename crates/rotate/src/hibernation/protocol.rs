@@ -42,6 +42,8 @@ pub(super) struct Line {
 #[derive(Debug, Deserialize)]
 pub(super) struct Ready {
     pub(super) version: String,
+    /// The version of NVIDIA's driver, where it is known.
+    pub(super) driver: Option<String>,
 }
 
 /// A failed request.

@@ -9,6 +9,7 @@ use poorwill::ByteSize;
 use poorwill::hibernation::ProcessState;
 use serde_json::Value;
 
+use super::driver::hangs_at_end;
 use super::helper::{HelperProcess, command_of};
 use super::mark::{HibernationMark, Marks};
 use super::protocol::{Ask, HelperError, Inspected, inspected, state_of};
@@ -34,6 +35,8 @@ pub struct Sets {
     helper: HelperProcess,
     state: Option<PathBuf>,
     marks: Marks,
+    /// Engines that came back, and have to be taken off again before their end.
+    returned: Marks,
     settings: Mutex<Settings>,
     /// One engine at a time is measured against the limit.
     reserving: tokio::sync::Mutex<()>,
@@ -55,10 +58,13 @@ impl Sets {
     /// With the marks that an earlier service left in the folder `state` for these models.
     #[must_use]
     pub fn new<'a>(config: &Hibernate, state: Option<&Path>, models: impl Iterator<Item = &'a str>) -> Self {
+        let models: Vec<&str> = models.collect();
+        let of = |kind| Marks::read(state, kind, models.iter().copied());
         Self {
             helper: HelperProcess::new(command_of(config, state)),
             state: state.map(Path::to_path_buf),
-            marks: Marks::read(state, models),
+            marks: of("hibernating"),
+            returned: of("returned"),
             settings: Mutex::new(config.into()),
             reserving: tokio::sync::Mutex::default(),
         }
@@ -207,8 +213,25 @@ impl Sets {
                 return Err(later_or_failed("it was not put back on its GPUs", &error));
             }
         }
+        if !pids.is_empty() && self.hangs_at_end() {
+            self.note_return(of, pids);
+        }
         self.marks.remove(&of.model);
         Ok(())
+    }
+
+    fn hangs_at_end(&self) -> bool {
+        self.helper.driver().is_some_and(|version| hangs_at_end(&version))
+    }
+
+    /// In memory in any case.
+    fn note_return(&self, of: &EngineProcesses, pids: Vec<u32>) {
+        let mark = HibernationMark { pids, host_bytes: 0 };
+        if let Err(error) = self.returned.set(&of.model, mark.clone()) {
+            let model = &of.model;
+            tracing::warn!(model, %error, "cannot note for the next service that the engine came back");
+            self.returned.keep(model, mark);
+        }
     }
 }
 
@@ -252,6 +275,10 @@ fn later_or_failed(what: &str, error: &HelperError) -> HibernateError {
     }
 }
 
+fn is_any_of(mark: &HibernationMark, of: &EngineProcesses) -> bool {
+    mark.pids.iter().any(|pid| of.pids.contains(pid))
+}
+
 impl Hibernator for Sets {
     fn is_hibernating<'a>(
         &'a self,
@@ -272,8 +299,15 @@ impl Hibernator for Sets {
         self.marks.of(model).is_some()
     }
 
+    fn must_end_away(&self, of: &EngineProcesses) -> bool {
+        let has_returned = self.returned.of(&of.model).is_some_and(|mark| is_any_of(&mark, of));
+        let is_away = self.marks.of(&of.model).is_some_and(|mark| is_any_of(&mark, of));
+        has_returned || is_away && self.hangs_at_end()
+    }
+
     fn forget(&self, model: &str) {
         self.marks.remove(model);
+        self.returned.remove(model);
     }
 
     fn host_bytes(&self, model: &str) -> u64 {

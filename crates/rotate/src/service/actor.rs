@@ -11,16 +11,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::directory::{Directory, Entry};
 use super::history::{History, ModelHistory};
+use super::look::{answered, look};
 use super::snapshot::{GpuNow, ModelNow, PromiseNow, Refused, ServiceEvent, Snapshot};
 use crate::config::Config;
 use poorwill_front::requests::Recent;
 use poorwill_rotation_policy::{
-    Effect, EngineState, Event, Gpu, Input, ModelId, OpId, Policy, Refusal, RequestId, Rules, StageName,
-    Status, Task, TaskOutcome, Time,
+    Effect, EngineState, Event, Gpu, Input, Look, ModelId, OpId, Policy, Refusal, RequestId, Rules,
+    StageName, Status, Task, TaskOutcome, Time,
 };
-
-/// For an engine that may be gone.
-const PROBE_MAX: Duration = Duration::from_secs(5);
 
 /// When to retry after a full queue or a long wait.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -40,12 +38,14 @@ pub(super) enum Message {
     /// A new helper for hibernation runs.
     HelperRestarted,
     Snapshot(oneshot::Sender<Snapshot>),
-    /// The result of a probe, if any. `starts` and `since` are those of the stage before the probe.
-    Probed {
+    /// The result of a look. `starts` and `since` are those of the stage before the look.
+    Looked {
         model: ModelId,
         starts: u64,
         since: Instant,
-        found: Option<EngineState>,
+        found: Result<EngineState, Look>,
+        /// Whether it follows a suspicion.
+        is_suspect: bool,
     },
     /// Counts running requests, and engines that are sleeping, waking or stopping.
     Busy(oneshot::Sender<usize>),
@@ -167,17 +167,26 @@ impl Actor {
             Message::HelperRestarted => {
                 (0..self.histories.len()).for_each(|id| self.step(Input::Recheck(ModelId(id))));
             }
-            Message::Probed { model, starts, since, found } => {
-                self.suspected.remove(&model);
+            Message::Looked { model, starts, since, found, is_suspect } => {
+                if is_suspect {
+                    self.suspected.remove(&model);
+                }
                 let Some(history) = self.histories.get(model.0) else { return };
+                if history.starts != starts {
+                    return;
+                }
                 match found {
-                    Some(EngineState::Gone)
-                        if history.starts == starts && MATTERS.contains(&history.stage) =>
-                    {
+                    Ok(EngineState::Gone) if MATTERS.contains(&history.stage) => {
                         self.step(Input::Lost(model));
                     }
-                    Some(EngineState::Asleep) if history.since == since => self.step(Input::Slept(model)),
-                    _ => {}
+                    Ok(EngineState::Asleep) if history.since == since => self.step(Input::Slept(model)),
+                    Ok(EngineState::Awake) => self.step(Input::Looked { model, look: Look::Awake }),
+                    Ok(EngineState::Moving) => {
+                        let reason = "it began to sleep or to wake, without a command from here".to_owned();
+                        self.step(Input::Looked { model, look: Look::Unwell(reason) });
+                    }
+                    Ok(_) => {}
+                    Err(look) => self.step(Input::Looked { model, look }),
                 }
             }
             Message::Snapshot(reply) => drop(reply.send(self.snapshot())),
@@ -289,16 +298,20 @@ impl Actor {
             before.abort();
         }
         let history = &self.histories[model.0];
-        if history.stage != StageName::Ready {
+        if ![StageName::Ready, StageName::Draining].contains(&history.stage) {
             return;
         }
-        let (starts, since, every) = (history.starts, history.since, entry.model.rules.look_every);
+        let (starts, since) = (history.starts, history.since);
+        let (every, again) = (entry.model.rules.look_every, entry.model.rules.look_again());
         let messages = self.messages.clone();
         let watching = tokio::spawn(async move {
+            let (mut pause, mut seen) = (every, answered(&entry));
             loop {
-                tokio::time::sleep(every).await;
-                let found = probe(&entry).await;
-                if messages.send(Message::Probed { model, starts, since, found }).is_err() {
+                tokio::time::sleep(pause).await;
+                let found = look(&entry, seen).await;
+                (pause, seen) = (if found.is_ok() { every } else { again }, answered(&entry));
+                if messages.send(Message::Looked { model, starts, since, found, is_suspect: false }).is_err()
+                {
                     return;
                 }
                 let held = tokio::time::timeout(PROBE_MAX, entry.handle.held()).await;
@@ -326,8 +339,8 @@ impl Actor {
         let (starts, since) = (self.histories[model.0].starts, self.histories[model.0].since);
         let messages = self.messages.clone();
         tokio::spawn(async move {
-            let found = probe(&entry).await;
-            let _ended = messages.send(Message::Probed { model, starts, since, found });
+            let found = look(&entry, answered(&entry)).await;
+            let _ended = messages.send(Message::Looked { model, starts, since, found, is_suspect: true });
         });
     }
 
@@ -406,11 +419,6 @@ impl Actor {
             swaps: self.history.swaps(),
         }
     }
-}
-
-/// `None` if it does not answer in time.
-async fn probe(entry: &Entry) -> Option<EngineState> {
-    tokio::time::timeout(PROBE_MAX, entry.handle.engine().probe()).await.ok()?.ok()
 }
 
 fn now(entry: &Entry, status: &Status, history: &ModelHistory) -> ModelNow {

@@ -1,7 +1,7 @@
 //! The models by number, and what names mean.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use poorwill_front::backend::InFlight;
 
@@ -36,6 +36,8 @@ pub(super) struct Entry {
     pub(super) is_listed: bool,
     /// Waiting and running requests by a name.
     pub(super) in_flight: InFlightCount,
+    /// Parts of answers that came from its engine.
+    pub(super) answered: Arc<AtomicU64>,
 }
 
 /// How many requests wait and run by a name. Clones share it.

@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::task::spawn_blocking;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::first_answer::{self, FirstAnswer};
+use super::look::LOOK_MAX;
 use crate::config;
 use crate::engine::{Answer, Engine, EngineError};
 use crate::hibernation::{EngineProcesses, HibernateError, Hibernator};
@@ -20,6 +21,9 @@ const PROBE_EVERY: Duration = Duration::from_millis(50);
 
 /// By how much a start ends before its timeout, to say why.
 const READY_MARGIN: Duration = Duration::from_millis(100);
+
+/// For SIGTERM, where an engine answers nothing any more.
+const SILENT_GRACE: Duration = Duration::from_secs(2);
 
 /// Lines of an ended engine's output in a message, and those among which they are found.
 const QUOTED_LINES: usize = 5;
@@ -64,6 +68,13 @@ impl EngineHandle {
 
     pub(super) fn gpus(&self) -> &[Gpu] {
         &self.gpus
+    }
+
+    /// What its processes have used of all cores; `None` for an engine that the service does not start.
+    pub(super) async fn cpu_time(&self) -> Option<Duration> {
+        let supervisor = self.supervisor.clone()?;
+        // This reads files.
+        spawn_blocking(move || supervisor.cpu_time()).await.ok()
     }
 
     /// With the first answer of the handle before, if that was to the same question.
@@ -136,7 +147,7 @@ impl EngineHandle {
     }
 
     pub(super) async fn resume_within(&self, limit: Duration) -> Result<(), String> {
-        match tokio::time::timeout(limit, self.resume()).await {
+        match timeout(limit, self.resume()).await {
             Ok(back) => back.map_err(|error| error.to_string()),
             Err(_) => Err(format!("it was not put back within {:.1} s", limit.as_secs_f64())),
         }
@@ -145,7 +156,7 @@ impl EngineHandle {
     /// A helper that is slow to answer says nothing of the engine.
     async fn is_hibernating(&self, limit: Duration) -> Result<bool, HibernateError> {
         let processes = self.processes().await;
-        let asked = tokio::time::timeout(limit, self.hibernator.is_hibernating(&processes)).await;
+        let asked = timeout(limit, self.hibernator.is_hibernating(&processes)).await;
         asked.unwrap_or_else(|_| {
             let limit_s = limit.as_secs_f64();
             let why = format!("the helper for hibernation did not answer within {limit_s:.1} s");
@@ -170,7 +181,7 @@ impl EngineHandle {
     /// Refuses a foreign engine at this address, which would be taken for this one.
     async fn check_address(&self) -> Result<(), String> {
         match self.engine.probe().await {
-            Ok(EngineState::Awake | EngineState::Asleep | EngineState::Hibernating)
+            Ok(EngineState::Awake | EngineState::Asleep | EngineState::Hibernating | EngineState::Moving)
             | Err(EngineError::Unsupported { .. }) => Err(
                 "an engine that was not started here answers at its address; end it, or give it another address"
                     .to_owned(),
@@ -189,8 +200,7 @@ impl EngineHandle {
         supervisor.start().await.map_err(|error| TaskOutcome::Failed(error.to_string()))?;
         // The policy's timeout would not say what the engine answered last.
         let mut last = None;
-        let ready =
-            tokio::time::timeout(limit.saturating_sub(READY_MARGIN), self.until_ready(supervisor, &mut last));
+        let ready = timeout(limit.saturating_sub(READY_MARGIN), self.until_ready(supervisor, &mut last));
         ready.await.unwrap_or_else(|_| {
             let last =
                 last.map_or_else(|| "no connection was possible".to_owned(), |error| error.to_string());
@@ -206,7 +216,9 @@ impl EngineHandle {
     ) -> Result<(), TaskOutcome> {
         loop {
             match self.engine.probe().await {
-                Ok(EngineState::Awake | EngineState::Asleep | EngineState::Hibernating) => return Ok(()),
+                Ok(
+                    EngineState::Awake | EngineState::Asleep | EngineState::Hibernating | EngineState::Moving,
+                ) => return Ok(()),
                 Err(error @ EngineError::Unsupported { .. }) => {
                     return Err(TaskOutcome::Unsupported(error.to_string()));
                 }
@@ -231,9 +243,14 @@ impl EngineHandle {
     }
 
     /// A process that is off its GPUs may not end by itself, so it is put back before. If that fails, it is killed.
+    ///
+    /// # Errors
+    /// Why it could not be ended, or must not be.
     pub(super) async fn end(&self, supervisor: &Supervisor, grace: Duration) -> Result<(), String> {
         let mut grace = grace;
-        if self.hibernator.may_hibernate(&self.model) {
+        if self.ends_away(grace).await? {
+            grace = Duration::ZERO;
+        } else if self.hibernator.may_hibernate(&self.model) {
             grace /= 2;
             if let Err(reason) = self.resume_within(grace).await {
                 tracing::warn!(
@@ -244,9 +261,45 @@ impl EngineHandle {
                 grace = Duration::ZERO;
             }
         }
+        // A stopped process, or one that waits for a lock, does not heed SIGTERM.
+        let may_be_silent = grace > SILENT_GRACE && supervisor.is_running();
+        if may_be_silent && timeout(LOOK_MAX, self.engine.probe()).await.is_err() {
+            grace = SILENT_GRACE;
+        }
         supervisor.stop(grace).await.map_err(|error| error.to_string())?;
         self.hibernator.forget(&self.model);
         Ok(())
+    }
+
+    /// Whether its processes were taken off their GPUs for their end, since the driver hangs otherwise.
+    async fn ends_away(&self, limit: Duration) -> Result<bool, String> {
+        let processes = self.processes().await;
+        if self.hibernator.may_hibernate(&self.model) {
+            // The helper that answers knows the driver.
+            let _ = self.is_hibernating(limit / 2).await;
+        }
+        if !self.hibernator.must_end_away(&processes) {
+            return Ok(false);
+        }
+        let taken_off = async {
+            if self.hibernator.is_hibernating(&processes).await == Ok(true) {
+                return Ok(());
+            }
+            self.hibernator.hibernate(&processes).await?;
+            match self.hibernator.is_hibernating(&processes).await? {
+                true => Ok(()),
+                false => Err(HibernateError::Failed("it is still on its GPUs".to_owned())),
+            }
+        };
+        let late = |_| Err(HibernateError::Later(format!("not within {:.1} s", limit.as_secs_f64())));
+        let done = timeout(limit, taken_off).await.unwrap_or_else(late);
+        done.map(|()| true).map_err(|error| {
+            format!(
+                "its engine is left alone: it came back from hibernation, and on this driver the end of such a process \
+                 hangs the machine unless it is taken off its GPUs before, which failed: {error}; hibernate its \
+                 processes by hand before they end, or use another driver"
+            )
+        })
     }
 
     /// Half of the time for a graceful end, then with force.
@@ -389,6 +442,10 @@ mod tests {
             false
         }
 
+        fn must_end_away(&self, _: &EngineProcesses) -> bool {
+            false
+        }
+
         fn forget(&self, _: &str) {}
 
         fn host_bytes(&self, _: &str) -> u64 {
@@ -498,7 +555,7 @@ mod tests {
             (Arc::new(NoMeter), Arc::new(NoHibernator)),
             None,
         );
-        let outcome = tokio::time::timeout(Duration::from_secs(120), handle.start(limit)).await;
+        let outcome = timeout(Duration::from_secs(120), handle.start(limit)).await;
         supervisor.stop(Duration::ZERO).await.unwrap();
         outcome.expect("a start that ends")
     }
@@ -558,6 +615,129 @@ mod tests {
             assert_eq!(mark.exists(), is_stopped);
             let _ = std::fs::remove_file(&mark);
         }
+    }
+
+    /// On a driver that hangs at the end of a process that came back.
+    #[derive(Debug)]
+    struct Hangs {
+        hibernates: bool,
+        is_away: Mutex<bool>,
+        resumes: Mutex<u32>,
+    }
+
+    impl Hibernator for Hangs {
+        fn is_hibernating<'a>(
+            &'a self,
+            _: &'a EngineProcesses,
+        ) -> HibernationFuture<'a, Result<bool, HibernateError>> {
+            Box::pin(async { Ok(*self.is_away.lock().unwrap()) })
+        }
+
+        fn hibernate<'a>(
+            &'a self,
+            of: &'a EngineProcesses,
+        ) -> HibernationFuture<'a, Result<(), HibernateError>> {
+            assert_eq!(of.pids.len(), 1);
+            *self.is_away.lock().unwrap() = self.hibernates;
+            let failed = Err(HibernateError::Failed("it has a communicator".to_owned()));
+            let done = if self.hibernates { Ok(()) } else { failed };
+            Box::pin(async { done })
+        }
+
+        fn resume<'a>(&'a self, _: &'a EngineProcesses) -> HibernationFuture<'a, Result<(), HibernateError>> {
+            *self.resumes.lock().unwrap() += 1;
+            Box::pin(async { Ok(()) })
+        }
+
+        fn may_hibernate(&self, _: &str) -> bool {
+            *self.is_away.lock().unwrap()
+        }
+
+        fn must_end_away(&self, of: &EngineProcesses) -> bool {
+            !of.pids.is_empty()
+        }
+
+        fn forget(&self, _: &str) {
+            *self.is_away.lock().unwrap() = false;
+        }
+
+        fn host_bytes(&self, _: &str) -> u64 {
+            0
+        }
+
+        fn configure(&self, _: &config::Hibernate) {}
+
+        fn restarted(&self) -> HibernationFuture<'_, ()> {
+            unreachable!()
+        }
+
+        fn end(&self) -> HibernationFuture<'_, ()> {
+            unreachable!()
+        }
+    }
+
+    #[tokio::test]
+    async fn one_whose_end_would_hang_the_machine_is_taken_off_its_gpus_or_let_be() {
+        for (is_away, hibernates, ends) in [(false, true, true), (true, true, true), (false, false, false)] {
+            let model = model("command = [\"sleep\", \"600\"]");
+            let supervisor = Arc::new(Supervisor::new("one", model.start.clone().unwrap(), None).unwrap());
+            let engine = Arc::new(Probed(Mutex::new([Ok(EngineState::Gone)].into())));
+            let (is_away, resumes) = (Mutex::new(is_away), Mutex::default());
+            let hibernator = Arc::new(Hangs { hibernates, is_away, resumes });
+            let tools = (Arc::new(NoMeter) as _, Arc::clone(&hibernator) as _);
+            let handle = EngineHandle::new(&model, engine, Some(Arc::clone(&supervisor)), tools, None);
+            supervisor.start().await.unwrap();
+            let stopped = handle.stop(Duration::from_secs(240)).await;
+            assert_eq!((stopped.is_ok(), supervisor.is_running()), (ends, !ends), "{stopped:?}");
+            if let Err(reason) = stopped {
+                for words in ["left alone", "hangs the machine", "it has a communicator", "by hand"] {
+                    assert!(reason.contains(words), "{reason}");
+                }
+                supervisor.stop(Duration::ZERO).await.unwrap();
+            }
+            assert_eq!(*hibernator.resumes.lock().unwrap(), 0, "it never comes back for its end");
+        }
+    }
+
+    /// It answers nothing, and heeds no SIGTERM.
+    #[tokio::test]
+    async fn a_stopped_process_ends_long_before_the_limit_of_its_stop() {
+        let model = model("command = [\"sleep\", \"600\"]");
+        let supervisor = Arc::new(Supervisor::new("one", model.start.clone().unwrap(), None).unwrap());
+        #[derive(Debug)]
+        struct Silent;
+        impl Engine for Silent {
+            fn probe(&self) -> EngineFuture<'_, EngineState> {
+                Box::pin(std::future::pending())
+            }
+
+            fn sleep(&self) -> EngineFuture<'_, ()> {
+                unreachable!()
+            }
+
+            fn wake(&self) -> EngineFuture<'_, ()> {
+                unreachable!()
+            }
+
+            fn is_awake(&self) -> EngineFuture<'_, bool> {
+                unreachable!()
+            }
+
+            fn generate(&self, _: Option<CanaryKind>) -> EngineFuture<'_, Answer> {
+                unreachable!()
+            }
+        }
+        let tools = (Arc::new(NoMeter) as _, Arc::new(NoHibernator) as _);
+        let handle = EngineHandle::new(&model, Arc::new(Silent), Some(Arc::clone(&supervisor)), tools, None);
+        supervisor.start().await.unwrap();
+        let pid = supervisor.processes()[0].to_string();
+        let kill = std::process::Command::new("kill").args(["-s", "STOP", &pid]).status();
+        assert!(kill.unwrap().success());
+        // Without the short grace this takes an hour.
+        let ended =
+            timeout(Duration::from_secs(120), handle.end(&supervisor, Duration::from_secs(3600))).await;
+        assert_eq!(ended, Ok(Ok(())));
+        assert!(!supervisor.is_running());
     }
 
     #[test]

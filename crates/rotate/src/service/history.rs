@@ -133,6 +133,7 @@ impl History {
             Event::Learnt { held_bytes } => EventKind::Learnt { held_bytes },
             Event::Grew { before_bytes, need_bytes } => EventKind::Grew { before_bytes, need_bytes },
             Event::Hibernated { residue_bytes } => EventKind::Hibernated { residue_bytes },
+            Event::LookFailed { reason, failed } => EventKind::LookFailed { reason, failed },
             Event::Quarantined { until, failures } => {
                 EventKind::Quarantined { for_s: self.until(until).as_secs_f64(), failures }
             }
@@ -227,6 +228,9 @@ impl History {
             }
             EventKind::Grew { before_bytes, need_bytes } => {
                 tracing::warn!(model, ?before_bytes, ?need_bytes, "a model needs more than was known");
+            }
+            EventKind::LookFailed { reason, failed } => {
+                tracing::warn!(model, reason, failed, "a look at a model failed");
             }
             EventKind::Quarantined { for_s, failures } => {
                 tracing::warn!(model, for_s, failures, "quarantined a model");

@@ -11,6 +11,7 @@ mod directory;
 mod first_answer;
 mod handle;
 mod history;
+mod look;
 mod names;
 mod snapshot;
 
@@ -363,7 +364,13 @@ impl Service {
         let guard = RequestGuard { request, messages: self.0.messages.clone() };
         self.0.messages.send(Message::Arrived { request, model, priority, reply }).map_err(|_| ending)?;
         let aborted = answer.await.map_err(|_| ending)??;
-        Ok(Admission::new(aborted, Box::new(guard)))
+        let admission = Admission::new(aborted, Box::new(guard));
+        let directory = self.0.directory.read().unwrap_or_else(PoisonError::into_inner);
+        let answered = directory.entries.get(model.0).map(|entry| Arc::clone(&entry.answered));
+        Ok(match answered {
+            Some(answered) => admission.counting(answered),
+            None => admission,
+        })
     }
 
     /// Probes an engine that may be gone.
@@ -623,7 +630,8 @@ fn entry(config: &Config, model: &config::Model, tools: Tools<'_>) -> Result<Ent
     let supervisor = supervisor.transpose()?;
     let kept_at = kept_at(model, config);
     let handle = Arc::new(EngineHandle::new(model, engine, supervisor, tools.shared(), kept_at));
-    Ok(Entry { model: Arc::new(model.clone()), handle, is_listed: true, in_flight: InFlightCount::default() })
+    let (model, in_flight) = (Arc::new(model.clone()), InFlightCount::default());
+    Ok(Entry { model, handle, is_listed: true, in_flight, answered: Arc::default() })
 }
 
 fn kept_at(model: &config::Model, config: &Config) -> Option<PathBuf> {
@@ -664,6 +672,6 @@ fn changed(
         let after = EngineHandle::new(model, engine, handle.supervisor().cloned(), tools.shared(), kept_at);
         Arc::new(after.remembering(handle))
     };
-    let in_flight = entry.in_flight.clone();
-    Ok(Entry { model: Arc::new(model.clone()), handle, is_listed: true, in_flight })
+    let (in_flight, answered) = (entry.in_flight.clone(), Arc::clone(&entry.answered));
+    Ok(Entry { model: Arc::new(model.clone()), handle, is_listed: true, in_flight, answered })
 }

@@ -266,6 +266,13 @@ pub enum EventKind {
         /// Consecutive failures.
         failures: u32,
     },
+    /// A look at it failed, and counts.
+    LookFailed {
+        /// The cause.
+        reason: String,
+        /// How many have failed in sequence.
+        failed: u32,
+    },
 }
 
 /// A refused request.

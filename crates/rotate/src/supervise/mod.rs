@@ -102,6 +102,12 @@ impl Supervisor {
         self.shared.pids()
     }
 
+    /// What its processes have used of all cores. As slow as [`processes`](Self::processes).
+    #[must_use]
+    pub fn cpu_time(&self) -> Duration {
+        proc::cpu_time(&self.processes())
+    }
+
     /// The last lines of its output, oldest first, with the supervisor's own lines between them.
     #[must_use]
     pub fn log(&self, lines: usize) -> Vec<String> {

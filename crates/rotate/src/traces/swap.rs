@@ -59,7 +59,7 @@ impl Moves {
                 }
             }
             EventKind::Shortfall { .. } | EventKind::Learnt { .. } | EventKind::Grew { .. } => {}
-            EventKind::Hibernated { .. } | EventKind::Quarantined { .. } => {}
+            EventKind::Hibernated { .. } | EventKind::Quarantined { .. } | EventKind::LookFailed { .. } => {}
         }
     }
 

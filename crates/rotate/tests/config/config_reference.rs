@@ -574,6 +574,12 @@ fn page() -> String {
                 ("running_max", "number", plain(rules.running_max), "most running requests"),
                 ("look_every", DURATION, duration(rules.look_every), "interval of health checks while ready"),
                 (
+                    "looks_max",
+                    "number",
+                    plain(rules.looks_max),
+                    "failed health checks in sequence before the engine is stopped; 0: they do not count",
+                ),
+                (
                     "slack",
                     SIZE,
                     size(rules.slack_bytes),

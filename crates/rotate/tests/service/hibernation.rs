@@ -97,6 +97,10 @@ impl Hibernator for Scripted {
         self.marks.lock().unwrap().contains(model)
     }
 
+    fn must_end_away(&self, _: &EngineProcesses) -> bool {
+        false
+    }
+
     /// Its process is gone, and an operator has started another one.
     fn forget(&self, model: &str) {
         self.machine.off(model, |one| one.is_off = false);

@@ -356,3 +356,32 @@ async fn a_helper_that_closes_its_output_and_lives_on_is_killed() {
     until("killed with its children", || has_ended(child.trim())).await;
     soon(sets.end()).await;
 }
+
+/// On a driver that hangs at the end of a process that came back.
+#[tokio::test]
+async fn one_that_came_back_is_noted_where_its_end_would_hang_the_machine() {
+    for (driver, hangs) in [("595.71.05", true), ("580.159.04", false)] {
+        let first = r#"'{"ready":{"version":"1.2.3","driver":"DRIVER"}}'"#.replace("DRIVER", driver);
+        let script = Script::new(&format!("begin first={first}\n{WELL}"));
+        let sets = script.sets();
+        let one = engine(&[11, 12, 13]);
+        assert!(!sets.must_end_away(&one), "nothing is known of it");
+        soon(sets.hibernate(&one)).await.unwrap();
+        assert_eq!(
+            sets.must_end_away(&one),
+            hangs,
+            "{driver}: it is away, and must not come back for its end"
+        );
+        soon(sets.resume(&one)).await.unwrap();
+        assert_eq!(sets.must_end_away(&one), hangs, "{driver}");
+        soon(sets.end()).await;
+        drop(sets);
+        // The next service ends it as this one would.
+        let next = script.sets();
+        assert_eq!(next.must_end_away(&one), hangs, "{driver}");
+        assert!(!next.must_end_away(&engine(&[11, 14])), "these are others");
+        next.forget("one");
+        assert!(!next.must_end_away(&one), "its processes are gone");
+        assert!(!script.path("state").join("one.returned").exists());
+    }
+}

@@ -5,6 +5,7 @@
 #[path = "../../../front/tests/operator_client/mod.rs"]
 mod client;
 mod control;
+mod control_calls;
 mod engines;
 #[path = "../../../front/tests/front/setup.rs"]
 #[allow(dead_code)] // Only the traces' tests use it here.

@@ -20,6 +20,12 @@ pub(crate) enum Fault {
     HangsInAnswer,
     SaysAsleep,
     Refuses,
+    /// Its health is not answered.
+    Silent,
+    /// Its health answers that it is not well.
+    Unwell,
+    /// It sleeps and wakes, and does not answer that.
+    AnswersNoMove,
 }
 
 impl Fault {
@@ -200,6 +206,14 @@ struct Wire {
 }
 
 impl Wire {
+    /// The answer to a sleep or a wake.
+    async fn answered(&self) -> Result<(), EngineError> {
+        if self.machine.asked(&self.url, |one| one.set_fault) == Some(Fault::AnswersNoMove) {
+            for_ever().await;
+        }
+        Ok(())
+    }
+
     fn refused(&self) -> EngineError {
         EngineError::Refused { request_line: self.url.clone(), status: 500, message: "no".to_owned() }
     }
@@ -216,6 +230,11 @@ async fn for_ever() {
 impl Engine for Wire {
     fn probe(&self) -> EngineFuture<'_, EngineState> {
         Box::pin(async {
+            match self.machine.with(&self.url, |one| one.set_fault) {
+                Some(Fault::Silent) => for_ever().await,
+                Some(Fault::Unwell) => return Err(self.refused()),
+                _ => {}
+            }
             let awake = self.is_awake().await?;
             Ok(if awake { EngineState::Awake } else { EngineState::Asleep })
         })
@@ -233,7 +252,7 @@ impl Engine for Wire {
                 (one.is_awake, one.is_well) = (false, false);
                 one.has_memory &= one.set_fault == Some(Fault::KeepsMemory);
             });
-            Ok(())
+            self.answered().await
         })
     }
 
@@ -250,7 +269,7 @@ impl Engine for Wire {
                 one.is_awake = one.set_fault != Some(Fault::WakesByHalf);
                 one.is_well = one.set_fault != Some(Fault::Gibberish);
             });
-            Ok(())
+            self.answered().await
         })
     }
 

@@ -383,6 +383,67 @@ async fn an_engine_that_another_program_puts_to_sleep_is_noticed_and_woken() {
     assert!(!machine.was_overcommitted());
 }
 
+/// With usual rules, requests are aborted or refused within 20 s of the trouble.
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_is_hung_or_unwell_is_given_up_and_its_requests_are_answered() {
+    for (fault, reason) in [
+        (Fault::Silent, "ready: 3 looks in sequence failed: it did not answer in time"),
+        (Fault::Unwell, "ready: 3 looks in sequence failed: http://127.0.0.1:9000: it answered 500: no"),
+    ] {
+        let machine = Machine::new(10 * GIB, 6 * GIB);
+        let file =
+            "[[model]]\nname = \"a\"\nurl = \"http://127.0.0.1:9000\"\n[model.rules]\nrunning_max = 1\n";
+        let config = Config::parse(file, &|_| Err("no secrets here".to_owned())).unwrap();
+        let service = start(&machine, config);
+        let (a, _) = service.find("a").unwrap();
+        let admission = service.admit(a).await.unwrap();
+        let waiting = tokio::spawn({
+            let service = service.clone();
+            async move { service.admit(a).await.map(drop).map_err(|refused| refused.refusal) }
+        });
+        // Looks of a healthy engine are answered.
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(!admission.aborted.is_cancelled());
+        let mut events = service.events();
+        machine.set_fault("http://127.0.0.1:9000", fault);
+        let trouble = Instant::now();
+        timeout(TIMEOUT, admission.aborted.cancelled()).await.unwrap();
+        drop(admission);
+        // It has no command, so it is quarantined.
+        let refusal = timeout(TIMEOUT, waiting).await.unwrap().unwrap().unwrap_err();
+        assert!(matches!(refusal, Refusal::Quarantined { .. }), "{refusal:?}");
+        assert!(trouble.elapsed() <= Duration::from_secs(14), "{fault:?}: {:?}", trouble.elapsed());
+        let now = service.snapshot().await;
+        assert_eq!(now.models[0].last_failure.as_deref(), Some(reason));
+        let mut failed = Vec::new();
+        while let Ok(event) = events.try_recv() {
+            if let EventKind::LookFailed { failed: nth, .. } = &event.what {
+                failed.push(*nth);
+            }
+        }
+        assert_eq!(failed, [1, 2, 3], "{fault:?}");
+        machine.clear_faults("http://127.0.0.1:9000");
+        served_at_last(&service, &machine, "a").await;
+    }
+}
+
+/// A call that is not answered is asked for at its limit: one that was done goes on.
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_comes_too_late_or_never_restarts_no_healthy_engine() {
+    let machine = Machine::new(10 * GIB, 6 * GIB);
+    let service = start(&machine, config(&["a", "b"], "20s"));
+    for name in ["a", "b"] {
+        assert_eq!(complete(&service, &machine, name).await, Ok(()));
+    }
+    for url in ["http://127.0.0.1:9000", "http://127.0.0.1:9001"] {
+        machine.set_fault(url, Fault::AnswersNoMove);
+    }
+    for nth in 0..50 {
+        let name = ["a", "b"][nth % 2];
+        assert_eq!(timeout(TIMEOUT, complete(&service, &machine, name)).await.unwrap(), Ok(()), "{nth}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_waits_for_running_requests_and_refuses_the_others() {
     let machine = Machine::new(10 * GIB, 6 * GIB);

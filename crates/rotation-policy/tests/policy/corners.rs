@@ -381,7 +381,8 @@ fn a_failed_wake_discards_the_learned_need() {
     fixture.settle();
     assert_eq!(fixture.policy.status(ModelId(0)).unwrap().held_bytes, Some(vec![5 * GIB]));
     fixture.use_once(1);
-    fixture.instead = vec![(0, Task::Wake, TaskOutcome::Failed("out of memory".to_owned()))];
+    let lacks = || (0, Task::Wake, TaskOutcome::Failed("out of memory".to_owned()));
+    fixture.instead = vec![lacks(), lacks()];
     fixture.ask(0);
     assert_eq!(fixture.stages(), ["quarantined", "ready"]);
     fixture.pass(10_000);

@@ -5,6 +5,7 @@
 mod corners;
 mod fixture;
 mod hibernation;
+mod looks;
 mod needs;
 mod scenarios;
 mod simulated;

@@ -535,7 +535,8 @@ fn a_failed_preload_is_tried_again_after_those_that_wait() {
         rules.together = (model < 2).then(|| "set".into());
     });
     fixture.late = vec![(0, Task::Wake)];
-    fixture.instead.push((0, Task::Wake, TaskOutcome::Failed("it crashed".to_owned())));
+    let crashed = || (0, Task::Wake, TaskOutcome::Failed("it crashed".to_owned()));
+    fixture.instead.extend([crashed(), crashed()]);
     fixture.use_once(1);
     assert_eq!(fixture.stages(), ["waking", "ready", "asleep"]);
     let request = fixture.ask(2);

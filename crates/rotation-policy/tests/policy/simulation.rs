@@ -40,6 +40,17 @@ fn each_fault_alone_is_survived() {
 }
 
 #[test]
+fn control_calls_that_fail_restart_no_healthy_engine() {
+    let mut flaky_calls = 0;
+    for seed in seeds(15) {
+        let mut simulation = Simulation::new(seed, Faults::Flaky);
+        simulation.run(Duration::from_secs(600));
+        flaky_calls += simulation.flaky_calls;
+    }
+    assert!(flaky_calls >= 100 || seed_of_this_run().is_some(), "only {flaky_calls}");
+}
+
+#[test]
 fn all_faults_together_are_survived() {
     for seed in seeds(150) {
         let mut simulation = Simulation::new(seed, Faults::All);

@@ -1,7 +1,8 @@
 "use strict";
 // Each group of events has its own room, so that many stages do not displace a failure.
 const EVENTS_MAX = { failure: 300, swap: 100, stage: 200, other: 100 };
-const GROUPS = { stage: "stage", ready: "swap", failed: "failure", shortfall: "failure", quarantined: "failure" };
+const GROUPS = { stage: "stage", ready: "swap", failed: "failure", shortfall: "failure", quarantined: "failure",
+  look_failed: "failure" };
 // All that the service keeps, for the timeline.
 const PAST = 1024;
 const HISTORY_MAX = 4000;
@@ -52,6 +53,7 @@ function describe(event) {
     case "hibernated": return `hibernates: ${held(event.residue_bytes)} left its GPUs`;
     case "learnt": return `measured to hold ${held(event.held_bytes)}`;
     case "quarantined": return `quarantined for ${seconds(event.for_s)} after ${event.failures} consecutive failures`;
+    case "look_failed": return `look ${event.failed} in sequence failed: ${event.reason}`;
     default: return String(event.event);
   }
 }
@@ -253,7 +255,7 @@ function remember(kind, event) {
     }
     stages.push({ stage: event.stage, from: event.at_unix_ms, to: null });
     if (stages.length > HISTORY_MAX) stages.splice(0, stages.length - HISTORY_MAX);
-  } else if (["failed", "shortfall", "quarantined"].includes(kind)) {
+  } else if (["failed", "shortfall", "quarantined", "look_failed"].includes(kind)) {
     const { failures } = historyOf(event.model);
     if (failures.at(-1)?.seq >= event.seq && failures.at(-1).at === event.at_unix_ms) return;
     failures.push({ seq: event.seq, at: event.at_unix_ms, text: describe(event) });

@@ -3,6 +3,6 @@
 mod calls;
 mod canary;
 mod faults;
-mod script;
-mod sglang;
+pub(crate) mod script;
+pub(crate) mod sglang;
 mod vllm;

@@ -45,6 +45,8 @@ pub(crate) enum Scripted {
     Elsewhere(String),
     /// No answer ever.
     Nothing,
+    /// The head of an answer, and no more.
+    Broken,
 }
 
 pub(crate) fn ok(text: &str) -> Scripted {
@@ -111,6 +113,10 @@ async fn serve(State(state): State<ScriptState>, request: Request) -> Response {
             (http::StatusCode::TEMPORARY_REDIRECT, [("location", url)]).into_response()
         }
         Scripted::Nothing => std::future::pending().await,
+        Scripted::Broken => {
+            let broken = futures_util::stream::iter([Err::<Vec<u8>, _>(std::io::Error::other("broken"))]);
+            axum::body::Body::from_stream(broken).into_response()
+        }
     }
 }
 

@@ -11,14 +11,14 @@ use super::script::{Received, Script, Scripted, completion, model, nowhere, ok};
 
 /// The mock's state.
 #[derive(Debug)]
-struct State {
+pub(crate) struct State {
     version: String,
-    has_memory: bool,
+    pub(crate) has_memory: bool,
     has_weights: bool,
     /// Whether weights are in host memory, too.
     has_backup: bool,
     /// A request ended it.
-    has_ended: bool,
+    pub(crate) has_ended: bool,
     /// How many more flushes it refuses.
     busy: usize,
     /// Whether it knows only the paths of older versions.
@@ -26,20 +26,22 @@ struct State {
     /// Its start settings.
     settings: Value,
     /// Which request from now on fails, and how.
-    fault: Option<(usize, Fault)>,
+    pub(crate) fault: Option<(usize, Fault)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fault {
+pub(crate) enum Fault {
     Refused,
     /// It acts, and answers with an error.
     DoneAndRefused,
     NoAnswer,
     DoneAndNoAnswer,
+    /// It acts, and its answer breaks off.
+    DoneAndBroken,
 }
 
 impl State {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             version: "default".to_owned(),
             has_memory: true,
@@ -56,7 +58,7 @@ impl State {
         }
     }
 
-    fn answer(&mut self, asked: &Received) -> Scripted {
+    pub(crate) fn answer(&mut self, asked: &Received) -> Scripted {
         let fault = match &mut self.fault {
             Some((0, fault)) => Some(*fault),
             Some((left, _)) => {
@@ -77,6 +79,7 @@ impl State {
         match fault {
             Some(Fault::DoneAndRefused) => Scripted::Text(500, "no".to_owned()),
             Some(Fault::DoneAndNoAnswer) => Scripted::Nothing,
+            Some(Fault::DoneAndBroken) => Scripted::Broken,
             _ => message,
         }
     }
@@ -282,11 +285,11 @@ async fn no_failure_misleads() {
                         Ok(EngineState::Awake) => assert!(state.has_memory && state.has_weights, "{state:?}"),
                         Ok(EngineState::Asleep) => assert!(!state.has_memory, "{state:?}"),
                         Ok(EngineState::Gone | EngineState::Hibernating) => panic!("it is there"),
-                        Err(error) => {
-                            message(&error, "start it again");
+                        Ok(EngineState::Moving) => {
                             unknown += 1;
                             continue;
                         }
+                        Err(error) => panic!("{error}"),
                     }
                     known += 1;
                 }
@@ -410,5 +413,6 @@ async fn weights_that_were_not_read_again_are_an_error() {
     .await;
     let engine = engine_of(&model(&server.url, Sglang, 2)).unwrap();
     message(&engine.wake().await.unwrap_err(), "no such file");
-    message(&engine.is_awake().await.unwrap_err(), "start it again");
+    message(&engine.is_awake().await.unwrap_err(), "no such file");
+    message(&engine.generate(None).await.unwrap_err(), "start it again");
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use poorwill_rotation_policy::{EngineState, Gpu, Input, ModelId, Rules, TaskOutcome};
+use poorwill_rotation_policy::{EngineState, Gpu, Input, Look, ModelId, Rules, TaskOutcome};
 
 use super::super::fixture::memory_of;
 use super::{CARD, Engine, Faults, GIB, Occurrence, Request, Rng, Simulation, State, engine};
@@ -92,7 +92,7 @@ impl Simulation {
     pub(super) fn command(&mut self) {
         let id = usize::try_from(self.rng.below(self.engines.len() as u64)).unwrap();
         let model = ModelId(id);
-        let input = match self.rng.below(12) {
+        let input = match self.rng.below(16) {
             0 | 1 => Input::Wake(model),
             10 | 11 => Input::Prepare(model),
             8 => Input::Hibernate(model),
@@ -101,11 +101,23 @@ impl Simulation {
             4 if self.doze(id) => Input::Slept(model),
             4 => Input::Restart(model),
             5 => Input::Pin(model, true),
+            12..=15 => Input::Looked { model, look: self.look() },
             _ => Input::Pin(model, false),
         };
         self.tell(input);
         let wait = self.rng.millis(0, 6000);
         self.at(wait, Occurrence::Command);
+    }
+
+    /// Most fail, so that some do so in sequence.
+    fn look(&mut self) -> Look {
+        match self.rng.below(8) {
+            0 => Look::Awake,
+            1 => Look::Flowing,
+            2 => Look::Computing,
+            3..=5 => Look::Late,
+            _ => Look::Unwell("it answered 503".to_owned()),
+        }
     }
 
     /// Another program puts an idle awake engine to sleep; false if there is none.

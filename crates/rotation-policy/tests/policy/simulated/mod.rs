@@ -45,11 +45,13 @@ pub(crate) enum Faults {
     Stays,
     /// Hibernating engines that do not come back.
     Sticks,
+    /// Sleeps and wakes that fail or are not answered, whether they were done or not. Each second one is right.
+    Flaky,
     All,
 }
 
 impl Faults {
-    pub(crate) const EACH: [Self; 12] = [
+    pub(crate) const EACH: [Self; 13] = [
         Self::Keeps,
         Self::Half,
         Self::Dozes,
@@ -62,6 +64,7 @@ impl Faults {
         Self::Refuses,
         Self::Stays,
         Self::Sticks,
+        Self::Flaky,
     ];
 }
 
@@ -105,6 +108,8 @@ struct Engine {
     is_gibberish: bool,
     /// Whether its canary was right since its last wake or start.
     is_proved: bool,
+    /// Whether its last sleep or wake was flaky.
+    is_flaky: bool,
     op: Option<(OpId, Task)>,
 }
 
@@ -164,6 +169,8 @@ pub(crate) struct Simulation {
     down_since: Vec<Option<Time>>,
     admitted: Vec<u64>,
     pub(crate) hibernations: u64,
+    /// Sleeps and wakes that failed or were not answered.
+    pub(crate) flaky_calls: u64,
     steps: u64,
     /// The latest inputs and effects, to explain a failure.
     log: VecDeque<(Time, Report)>,
@@ -200,6 +207,7 @@ impl Simulation {
             down_since: vec![None; admitted.len()],
             admitted,
             hibernations: 0,
+            flaky_calls: 0,
             steps: 0,
             log: VecDeque::new(),
         };
@@ -311,7 +319,7 @@ impl Simulation {
             Effect::Refuse { request, model, refusal } => {
                 self.requests.remove(&request);
                 let by_fault = matches!(refusal, Refusal::Quarantined { .. } | Refusal::NoMemory { .. });
-                let was_honest = self.faults == Faults::None && self.takes_requests && !self.is_wild;
+                let was_honest = self.is_honest() && self.takes_requests && !self.is_wild;
                 assert!(!(by_fault && was_honest), "{}", self.story("refused without a fault"));
                 if refusal == Refusal::ShuttingDown {
                     panic!("{}", self.story(&format!("no shutdown, and {model:?} is refused")));
@@ -339,6 +347,8 @@ impl Simulation {
                         matches!(stage, StageName::Asleep | StageName::Hibernating | StageName::Cold);
                     self.down_since[model.0] = is_down.then_some(self.now);
                 }
+                let is_quarantined = matches!(event, Event::Quarantined { .. });
+                assert!(self.faults != Faults::Flaky || !is_quarantined, "{}", self.story("it was healthy"));
                 if let Event::Learnt { held_bytes } = event
                     && !self.had_chaos
                 {
@@ -348,6 +358,11 @@ impl Simulation {
                 }
             }
         }
+    }
+
+    /// Whether no engine is at fault.
+    fn is_honest(&self) -> bool {
+        matches!(self.faults, Faults::None | Faults::Flaky)
     }
 
     fn admit(&mut self, request: RequestId, model: ModelId) {
@@ -419,6 +434,12 @@ impl Simulation {
             assert!(self.running_of(model).is_empty(), "{}", self.story("put away with requests"));
         }
         let engine = &mut self.engines[model];
+        assert!(
+            task != Task::Stop || !(engine.is_flaky && self.faults == Faults::Flaky),
+            "{}",
+            self.story("a healthy engine is stopped")
+        );
+        let engine = &mut self.engines[model];
         engine.op = Some((op, task));
         if is_moving(task) {
             engine.is_proved = false;
@@ -457,8 +478,9 @@ impl Simulation {
             Occurrence::Task(op) => {
                 let is_its = |engine: &Engine| engine.op.is_some_and(|(one, _)| one == op);
                 let Some(model) = self.engines.iter().position(is_its) else { return };
-                let Some((_, task)) = self.engines[model].op.take() else { return };
-                let outcome = self.outcome(model, task);
+                let Some((_, task)) = self.engines[model].op else { return };
+                let Some(outcome) = self.flaky(model, task) else { return };
+                self.engines[model].op = None;
                 self.old_ops.push(op);
                 self.tell(Input::Ended { op, outcome });
                 self.repeat();
@@ -515,6 +537,32 @@ impl Simulation {
         for request in self.running_of(model) {
             self.requests.remove(&request);
             self.tell(Input::Left(request));
+        }
+    }
+
+    /// Its outcome, if there is an answer.
+    fn flaky(&mut self, model: usize, task: Task) -> Option<TaskOutcome> {
+        if !matches!(task, Task::Sleep | Task::Wake) {
+            return Some(self.outcome(model, task));
+        }
+        let was_flaky = std::mem::take(&mut self.engines[model].is_flaky);
+        if was_flaky || !self.lying(Faults::Flaky, 2) {
+            return Some(self.outcome(model, task));
+        }
+        (self.engines[model].is_flaky, self.flaky_calls) = (true, self.flaky_calls + 1);
+        let failed = |why: &str| Some(TaskOutcome::Failed(why.to_owned()));
+        match self.rng.below(4) {
+            0 => failed("it answered 502"),
+            1 => {
+                self.outcome(model, task);
+                failed("the connection was closed")
+            }
+            // Its answer is lost, or comes after its limit.
+            2 => {
+                self.outcome(model, task);
+                None
+            }
+            _ => failed("it answered 503"),
         }
     }
 
@@ -689,6 +737,7 @@ fn engine(rng: &mut Rng, gpus: u64, faults: Faults) -> Engine {
         held_bytes,
         is_gibberish: false,
         is_proved: false,
+        is_flaky: false,
         op: None,
     }
 }

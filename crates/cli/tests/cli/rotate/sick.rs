@@ -1,0 +1,108 @@
+//! Engines that hang, say that they are not healthy, are slow, or end: each request gets an answer or a refusal in words,
+//! and another copy comes up where one is needed.
+
+use std::thread;
+
+use super::fixture::{self, Fixture, Model, Rotator, until};
+use super::http::Answer;
+
+const PROMPT: &str = "Tell me of a harbour.";
+const LINES: &str = "[model.rules]\nlook_every = \"200ms\"\ndrain_max = \"5s\"\n";
+
+fn fixture() -> (Fixture, String) {
+    let mut fixture = Fixture::new("512MiB", vec![Model::new("amber")]);
+    fixture.models[0].lines = LINES.to_owned();
+    let truth = fixture.truth("amber", &[PROMPT], fixture::TOKENS).remove(0);
+    (fixture, truth)
+}
+
+/// The right answer, or an error that says what happened.
+fn assert_served_or_refused(answer: std::io::Result<Answer>, truth: &str, rotator: &Rotator) {
+    let answer = answer.unwrap_or_else(|error| panic!("{error}\n{}", rotator.log()));
+    if answer.status == 200 {
+        assert_eq!(fixture::text_of(&answer), truth, "{}", rotator.log());
+    } else {
+        assert!([500, 502, 503].contains(&answer.status), "{answer:?}\n{}", rotator.log());
+        assert!(answer.body.contains("\"message\":\""), "{answer:?}");
+    }
+}
+
+/// It has another engine, which answers.
+fn comes_back(fixture: &Fixture, rotator: &Rotator, before: u32, truth: &str) {
+    until(rotator, "its engine is given up", || fixture.now("amber")["starts"].as_u64() > Some(1));
+    assert_eq!(fixture.say_at_last("amber", PROMPT), truth, "{}", rotator.log());
+    assert_ne!(fixture.engine("amber"), Some(before));
+    assert!(!fixture.processes().contains(&before), "the old engine is left");
+}
+
+#[test]
+fn a_stopped_engine_is_killed_and_its_requests_are_answered() {
+    let (mut fixture, truth) = fixture();
+    fixture.models[0].lines += "stop_max = \"20s\"\n";
+    let rotator = fixture.start(&[]);
+    assert_eq!(fixture.say("amber", PROMPT), truth, "{}", rotator.log());
+    let engine = fixture.engine("amber").unwrap();
+    fixture::signal("STOP", engine);
+    thread::scope(|scope| {
+        let asked = scope.spawn(|| fixture.ask("amber", PROMPT));
+        until(&rotator, "looks fail", || rotator.log().contains("3 looks in sequence failed"));
+        assert_served_or_refused(asked.join().unwrap(), &truth, &rotator);
+        comes_back(&fixture, &rotator, engine, &truth);
+    });
+    rotator.end();
+    fixture.assert_empty();
+}
+
+#[test]
+fn an_engine_that_says_it_is_not_healthy_is_replaced() {
+    let (fixture, truth) = fixture();
+    let rotator = fixture.start(&[]);
+    assert_eq!(fixture.say("amber", PROMPT), truth, "{}", rotator.log());
+    let engine = fixture.engine("amber").unwrap();
+    fixture.models[0].faults(&["unhealthy"]);
+    let mut answers = Vec::new();
+    until(&rotator, "its engine is given up", || {
+        answers.push(fixture.ask("amber", PROMPT));
+        fixture.now("amber")["starts"].as_u64() > Some(1)
+    });
+    answers.into_iter().for_each(|answer| assert_served_or_refused(answer, &truth, &rotator));
+    comes_back(&fixture, &rotator, engine, &truth);
+    let log = rotator.end();
+    assert!(log.contains("it answered 503"), "{log}");
+    fixture.assert_empty();
+}
+
+#[test]
+fn a_slow_engine_under_full_load_is_let_be() {
+    let (mut fixture, truth) = fixture();
+    fixture.models[0].more = vec!["--fault", "slow", "--tokens-per-s", "100"];
+    let rotator = fixture.start(&[]);
+    thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| {
+                for _ in 0..3 {
+                    assert_eq!(fixture.say("amber", PROMPT), truth, "{}", rotator.log());
+                }
+            });
+        }
+    });
+    assert_eq!(fixture.now("amber")["starts"], 1, "{}", rotator.log());
+    rotator.end();
+    fixture.assert_empty();
+}
+
+#[test]
+fn an_engine_that_ends_in_an_answer_is_replaced() {
+    let (fixture, truth) = fixture();
+    let rotator = fixture.start(&[]);
+    assert_eq!(fixture.say("amber", PROMPT), truth, "{}", rotator.log());
+    let engine = fixture.engine("amber").unwrap();
+    fixture.models[0].faults(&["crashes-in-stream"]);
+    let answer = fixture.ask("amber", PROMPT);
+    // The next one is answered by another engine.
+    assert_served_or_refused(answer, &truth, &rotator);
+    assert_eq!(fixture.say_at_last("amber", PROMPT), truth, "{}", rotator.log());
+    comes_back(&fixture, &rotator, engine, &truth);
+    rotator.end();
+    fixture.assert_empty();
+}

@@ -1,0 +1,323 @@
+//! Looks at ready engines, and control calls that fail, step by step.
+
+use poorwill_rotation_policy::{
+    EngineState, Event, Input, Look, ModelId, Refusal, Rules, StageName, Task, TaskOutcome,
+};
+
+use super::fixture::{Fixture, GIB, memory_of, seconds};
+
+fn fixture(change: impl Fn(&mut Rules)) -> Fixture {
+    Fixture::of(&[40 * GIB], |_, rules| {
+        rules.can_restart = true;
+        change(rules);
+    })
+}
+
+fn unwell() -> Look {
+    Look::Unwell("it answered 503".to_owned())
+}
+
+fn look(fixture: &mut Fixture, look: Look) {
+    fixture.pass(1000);
+    fixture.input(Input::Looked { model: ModelId(0), look });
+}
+
+/// Of tasks that change something.
+fn moves(fixture: &mut Fixture) -> Vec<Task> {
+    let tasks = std::mem::take(&mut fixture.tasks).into_iter().map(|(_, task)| task);
+    tasks.filter(|task| !matches!(task, Task::Measure | Task::Confirm | Task::Canary)).collect()
+}
+
+fn failures(fixture: &Fixture) -> Vec<(StageName, String)> {
+    let failure = |(_, event): &(usize, Event)| match event {
+        Event::Failed { stage, reason } => Some((*stage, reason.clone())),
+        _ => None,
+    };
+    fixture.events.iter().filter_map(failure).collect()
+}
+
+fn failed_looks(fixture: &Fixture) -> Vec<u32> {
+    let failed = |(_, event): &(usize, Event)| match event {
+        Event::LookFailed { failed, .. } => Some(*failed),
+        _ => None,
+    };
+    fixture.events.iter().filter_map(failed).collect()
+}
+
+#[test]
+fn looks_that_fail_in_sequence_end_its_engine_and_it_is_started_for_what_waits() {
+    for bad in [Look::Late, Look::Computing, unwell()] {
+        let mut fixture = fixture(|_| {});
+        fixture.use_once(0);
+        moves(&mut fixture);
+        look(&mut fixture, bad.clone());
+        look(&mut fixture, bad.clone());
+        look(&mut fixture, Look::Awake);
+        for _ in 0..2 {
+            look(&mut fixture, bad.clone());
+        }
+        assert_eq!((fixture.stage(0), moves(&mut fixture)), ("ready", Vec::new()), "{bad:?}");
+        look(&mut fixture, bad.clone());
+        assert_eq!((fixture.stage(0), moves(&mut fixture)), ("cold", vec![Task::Stop]), "{bad:?}");
+        assert_eq!(failed_looks(&fixture), [1, 2, 1, 2, 3]);
+        let [(StageName::Ready, reason)] = &failures(&fixture)[..] else { panic!("{:?}", fixture.events) };
+        assert!(reason.starts_with("3 looks in sequence failed: it "), "{reason}");
+        let request = fixture.ask(0);
+        assert_eq!((moves(&mut fixture), fixture.stage(0)), (vec![Task::Start], "ready"));
+        assert_eq!(fixture.admitted.last(), Some(&(request, 0)));
+    }
+}
+
+#[test]
+fn an_engine_that_only_others_start_is_quarantined() {
+    let mut fixture = fixture(|rules| (rules.can_restart, rules.running_max) = (false, 1));
+    let (running, waiting) = (fixture.ask(0), fixture.ask(0));
+    for _ in 0..3 {
+        look(&mut fixture, Look::Late);
+    }
+    assert_eq!((fixture.stage(0), fixture.aborts), ("draining", 1));
+    fixture.answer(running);
+    assert_eq!(fixture.stage(0), "quarantined");
+    assert!(matches!(fixture.refused[&waiting], Refusal::Quarantined { .. }), "{:?}", fixture.refused);
+}
+
+#[test]
+fn what_a_late_engine_runs_is_aborted_at_once_and_what_an_unwell_one_runs_after_seconds() {
+    for (bad, aborts_after) in [(Look::Late, 0), (unwell(), 5)] {
+        let mut fixture = fixture(|_| {});
+        let running = fixture.ask(0);
+        moves(&mut fixture);
+        for _ in 0..3 {
+            look(&mut fixture, bad.clone());
+        }
+        let aborted = |fixture: &mut Fixture| {
+            let mut passed = 0;
+            while fixture.aborts == 0 {
+                fixture.pass(100);
+                passed += 100;
+            }
+            passed / 1000
+        };
+        assert_eq!((aborted(&mut fixture), fixture.stage(0)), (aborts_after, "draining"), "{bad:?}");
+        // More of them change nothing.
+        look(&mut fixture, Look::Late);
+        assert_eq!((moves(&mut fixture), failures(&fixture).len()), (Vec::new(), 1));
+        fixture.answer(running);
+        assert_eq!((fixture.stage(0), moves(&mut fixture)), ("cold", vec![Task::Stop]));
+    }
+}
+
+#[test]
+fn a_request_that_does_not_end_after_its_abort_does_not_keep_its_engine() {
+    let mut fixture = fixture(|_| {});
+    fixture.ask(0);
+    for _ in 0..3 {
+        look(&mut fixture, Look::Late);
+    }
+    fixture.pass(10_100);
+    assert!(fixture.tasks.contains(&(0, Task::Stop)), "{:?}", fixture.stage(0));
+}
+
+#[test]
+fn an_engine_at_work_is_not_stopped_for_being_late() {
+    let mut fixture = fixture(|rules| rules.limits.drain = seconds(60));
+    let running = fixture.ask(0);
+    moves(&mut fixture);
+    for _ in 0..500 {
+        look(&mut fixture, Look::Flowing);
+    }
+    // Without a byte of an answer, for so long as a request may drain.
+    for _ in 0..59 {
+        look(&mut fixture, Look::Computing);
+    }
+    assert_eq!((fixture.stage(0), failed_looks(&fixture)), ("ready", Vec::new()));
+    for _ in 0..3 {
+        look(&mut fixture, Look::Computing);
+    }
+    assert_eq!((fixture.stage(0), failed_looks(&fixture)), ("draining", vec![1, 2, 3]));
+    fixture.answer(running);
+}
+
+#[test]
+fn looks_at_the_same_time_count_once_and_others_not_at_all() {
+    let mut fixture = fixture(|rules| rules.look_every = seconds(5));
+    fixture.use_once(0);
+    for _ in 0..50 {
+        fixture.input(Input::Looked { model: ModelId(0), look: unwell() });
+        fixture.pass(20);
+    }
+    assert_eq!((fixture.stage(0), failed_looks(&fixture)), ("ready", vec![1, 2]));
+    fixture.input(Input::Looked { model: ModelId(7), look: unwell() });
+    fixture.input(Input::Sleep(ModelId(0)));
+    fixture.settle();
+    for _ in 0..9 {
+        look(&mut fixture, unwell());
+    }
+    assert_eq!((fixture.stage(0), failed_looks(&fixture)), ("asleep", vec![1, 2]));
+    // They can be switched off.
+    let mut fixture = self::fixture(|rules| rules.looks_max = 0);
+    fixture.use_once(0);
+    for _ in 0..9 {
+        look(&mut fixture, unwell());
+    }
+    assert_eq!((fixture.stage(0), failed_looks(&fixture)), ("ready", Vec::new()));
+}
+
+#[test]
+fn looks_at_a_leaving_engine_count_too() {
+    let mut fixture = fixture(|_| {});
+    let running = fixture.ask(0);
+    fixture.input(Input::Sleep(ModelId(0)));
+    assert_eq!(fixture.stage(0), "draining");
+    moves(&mut fixture);
+    for _ in 0..3 {
+        look(&mut fixture, Look::Late);
+    }
+    assert_eq!(fixture.aborts, 1);
+    fixture.answer(running);
+    assert_eq!((fixture.stage(0), moves(&mut fixture)), ("cold", vec![Task::Stop]));
+}
+
+fn failed(task: Task) -> (usize, Task, TaskOutcome) {
+    (0, task, TaskOutcome::Failed("it answered 502".to_owned()))
+}
+
+fn found(state: EngineState) -> (usize, Task, TaskOutcome) {
+    (0, Task::Probe, TaskOutcome::Probed(state))
+}
+
+#[test]
+fn a_call_that_failed_is_asked_for_and_made_once_more() {
+    use EngineState::{Asleep, Awake, Gone};
+    use Task::{Probe, Sleep, Start, Stop, Wake};
+    let no_answer = || (0, Probe, TaskOutcome::Failed("no answer".to_owned()));
+    let sleeps = [
+        (vec![failed(Sleep), found(Asleep)], vec![Sleep, Probe], "asleep"),
+        (vec![failed(Sleep), found(Awake)], vec![Sleep, Probe, Sleep], "asleep"),
+        (vec![failed(Sleep), no_answer(), found(Awake)], vec![Sleep, Probe, Probe, Sleep], "asleep"),
+        (
+            vec![failed(Sleep), found(Awake), failed(Sleep), found(Asleep)],
+            vec![Sleep, Probe, Sleep, Probe],
+            "asleep",
+        ),
+        (
+            vec![failed(Sleep), found(Awake), failed(Sleep), found(Awake)],
+            vec![Sleep, Probe, Sleep, Probe, Stop],
+            "cold",
+        ),
+        (vec![failed(Sleep), no_answer(), no_answer()], vec![Sleep, Probe, Probe, Stop], "cold"),
+        (vec![failed(Sleep), found(Gone)], vec![Sleep, Probe, Stop], "cold"),
+    ];
+    for (instead, expected, stage) in sleeps {
+        let mut fixture = fixture(|_| {});
+        fixture.use_once(0);
+        moves(&mut fixture);
+        // The fixture's engine falls asleep only where the call is answered.
+        let is_done = instead.iter().any(|(_, _, outcome)| *outcome == TaskOutcome::Probed(Asleep));
+        if is_done {
+            let free = |bytes| (0, Task::Measure, memory_of(vec![bytes]));
+            fixture.instead.extend([free(40 * GIB), free(80 * GIB), free(80 * GIB)]);
+        }
+        fixture.instead.extend(instead);
+        fixture.input(Input::Sleep(ModelId(0)));
+        fixture.settle();
+        assert_eq!((moves(&mut fixture), fixture.stage(0)), (expected, stage));
+    }
+    let wakes = [
+        (vec![failed(Wake), found(Asleep)], vec![Wake, Probe, Wake]),
+        (
+            vec![failed(Wake), found(Asleep), failed(Wake), found(Asleep)],
+            vec![Wake, Probe, Wake, Probe, Stop, Start],
+        ),
+        (vec![failed(Wake), no_answer(), no_answer()], vec![Wake, Probe, Probe, Stop, Start]),
+    ];
+    for (instead, expected) in wakes {
+        let mut fixture = fixture(|_| {});
+        fixture.instead = instead;
+        let request = fixture.ask(0);
+        fixture.settle();
+        assert_eq!(moves(&mut fixture), expected);
+        assert_eq!(fixture.admitted, [(request, 0)]);
+    }
+}
+
+#[test]
+fn a_wake_that_was_done_goes_on_with_the_check_of_its_answers() {
+    let mut fixture = fixture(|_| {});
+    fixture.instead = vec![failed(Task::Wake), found(EngineState::Awake)];
+    // The fixture's engine wakes only where the call is answered.
+    fixture.instead.push((0, Task::Confirm, TaskOutcome::Awake(true)));
+    let request = fixture.ask(0);
+    assert_eq!((moves(&mut fixture), fixture.stage(0)), (vec![Task::Wake, Task::Probe], "ready"));
+    assert_eq!(fixture.admitted, [(request, 0)]);
+    let [(StageName::Waking, reason)] = &failures(&fixture)[..] else { panic!("{:?}", fixture.events) };
+    assert_eq!(reason, "it answered 502; it was done nevertheless");
+}
+
+#[test]
+fn a_call_that_took_all_of_its_time_is_not_made_again() {
+    let mut fixture = fixture(|rules| rules.limits.sleep = seconds(30));
+    fixture.use_once(0);
+    moves(&mut fixture);
+    fixture.late = vec![(0, Task::Sleep)];
+    fixture.instead = vec![found(EngineState::Awake)];
+    fixture.input(Input::Sleep(ModelId(0)));
+    fixture.pass(29_000);
+    assert_eq!((fixture.stage(0), moves(&mut fixture)), ("falling asleep", vec![Task::Sleep]));
+    fixture.pass(2000);
+    assert_eq!((fixture.stage(0), moves(&mut fixture)), ("cold", vec![Task::Probe, Task::Stop]));
+}
+
+#[test]
+fn memory_is_measured_before_the_second_wake() {
+    let mut fixture = fixture(|_| {});
+    fixture.late = vec![(0, Task::Wake)];
+    fixture.instead = vec![failed(Task::Wake)];
+    fixture.ask(0);
+    fixture.tasks.clear();
+    fixture.finish();
+    let expected = [Task::Probe, Task::Measure, Task::Wake].map(|task| (0, task));
+    assert_eq!(fixture.tasks[..3], expected);
+    assert_eq!(fixture.stage(0), "ready");
+}
+
+/// SGLang does not say whether it slept.
+#[test]
+fn where_an_engine_does_not_say_what_it_does_its_memory_does() {
+    use EngineState::Moving;
+    use Task::{Probe, Sleep, Start, Stop, Wake};
+    let free = |gib: u64| (0, Task::Measure, memory_of(vec![gib * GIB]));
+    // Of 80 GiB it takes 40.
+    for (before, now, expected) in [
+        (40, 80, vec![Sleep, Probe]),
+        (40, 40, vec![Sleep, Probe, Sleep]),
+        (40, 45, vec![Sleep, Probe, Stop]),
+        (40, 30, vec![Sleep, Probe, Stop]),
+    ] {
+        let mut fixture = fixture(|_| {});
+        fixture.use_once(0);
+        moves(&mut fixture);
+        fixture.instead = vec![failed(Sleep), found(Moving), free(before), free(now), free(now), free(now)];
+        fixture.input(Input::Sleep(ModelId(0)));
+        fixture.settle();
+        let is_stopped = expected.contains(&Stop);
+        assert_eq!(moves(&mut fixture), expected, "{now}");
+        assert_eq!(fixture.stage(0) == "cold", is_stopped, "{:?}", failures(&fixture));
+        let words = failures(&fixture).remove(0).1;
+        assert_eq!(words.contains("neither the engine nor its memory"), is_stopped, "{words}");
+    }
+    for (before, now, expected) in [
+        (80, 40, vec![Wake, Probe]),
+        (80, 80, vec![Wake, Probe, Wake]),
+        (80, 75, vec![Wake, Probe, Stop, Start]),
+    ] {
+        let mut fixture = fixture(|_| {});
+        fixture.instead = vec![failed(Wake), found(Moving), free(before), free(now)];
+        if now == 40 {
+            fixture.instead.push((0, Task::Confirm, TaskOutcome::Awake(true)));
+        }
+        let request = fixture.ask(0);
+        fixture.settle();
+        assert_eq!((moves(&mut fixture), &*fixture.admitted), (expected, &[(request, 0)][..]), "{now}");
+    }
+}
