@@ -310,6 +310,11 @@ impl ApiError {
                 (unavailable, "no_room", "its GPUs have too little free memory now, or it cannot be measured")
             }
             Refusal::ShuttingDown => (unavailable, "shutting_down", "the service is ending"),
+            Refusal::NotStarted => (
+                unavailable,
+                "not_started",
+                "this service could not start its engine, which has not failed itself, and waits for a while",
+            ),
         };
         let text = format!("model `{name}` is not served now: {why}; try again");
         Self::new(status, code, text).retry_after(refused.retry_after).not_begun()
