@@ -165,6 +165,7 @@ fn row(arg: &Arg) -> String {
     let takes_value = arg.get_action().takes_values();
     let value = arg.get_value_names().map(|names| names.join(" ")).unwrap_or_default();
     let name = match arg.get_long() {
+        Some(long) if takes_value && arg.is_require_equals_set() => format!("`--{long}[={value}]`"),
         Some(long) if takes_value => format!("`--{long} {value}`"),
         Some(long) => format!("`--{long}`"),
         None => format!("`{value}`"),

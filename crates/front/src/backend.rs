@@ -241,6 +241,8 @@ pub enum Refusal {
     },
     /// The service is ending.
     ShuttingDown,
+    /// The model's engine could not be started, and it is left alone for a while.
+    NotStarted,
 }
 
 /// Why a model may not be served here.

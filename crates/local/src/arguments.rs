@@ -64,7 +64,7 @@ pub fn positive_time(text: &str) -> Result<Duration, String> {
     let time =
         humantime::parse_duration(text).map_err(|error| format!("{error}; write it like 60s or 2m"))?;
     if time.is_zero() {
-        return Err("the demo has to send traffic for some time; write it like 60s or 2m".to_owned());
+        return Err("it has to be more than no time; write it like 60s or 2m".to_owned());
     }
     Ok(time)
 }

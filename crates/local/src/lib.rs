@@ -15,6 +15,7 @@ pub mod command_line;
 mod demo;
 mod doctor;
 pub mod failure;
+pub mod files;
 mod hibernate;
 mod progress;
 pub mod text;

@@ -114,7 +114,16 @@ impl Backend for ServiceHandle {
         model: ModelNumber,
         priority: i32,
     ) -> Pin<Box<dyn Future<Output = Result<Admission, Refused>> + Send + '_>> {
-        Box::pin(async move { self.service.admit_by(ModelId(model.0), priority).await.map_err(refused) })
+        let id = ModelId(model.0);
+        let of_machine = move |by: Refused| match by.refusal {
+            Refusal::Quarantined if self.service.was_not_started(id) => {
+                Refused { refusal: Refusal::NotStarted, ..by }
+            }
+            _ => by,
+        };
+        Box::pin(
+            async move { self.service.admit_by(id, priority).await.map_err(|by| of_machine(refused(by))) },
+        )
     }
 
     fn suspect(&self, model: ModelNumber) {

@@ -1,5 +1,7 @@
 //! A client of a running rotation, for the command line. It uses the same listeners as other clients.
 
+mod goal;
+
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -7,7 +9,8 @@ use http::{Method, StatusCode, header};
 use http_body_util::Full;
 use serde_json::{Value, json};
 
-use crate::config::{CanaryKind, Config, Key, Model};
+pub use self::goal::StageGoal;
+use crate::config::{CanaryKind, Config, Control, Key, Model};
 use crate::engine::canary::Unreadable;
 use crate::engine::{Answer, Content, is_unserved};
 use poorwill_net::client as transport;
@@ -28,7 +31,8 @@ const ANSWER_MAX_BYTES: usize = 64 << 20;
 #[derive(Debug)]
 pub struct Client {
     http: transport::HttpClient<Full<Bytes>>,
-    front: Endpoint,
+    /// `None` for operators' commands, which need no key of it.
+    front: Option<Endpoint>,
     control: Endpoint,
 }
 
@@ -42,8 +46,8 @@ struct Endpoint {
 /// The result of waiting for a stage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waited {
-    /// Starts of its engine since the service began.
-    pub starts: u64,
+    /// Its status then.
+    pub now: Value,
     /// The last failure seen while waiting.
     pub failure: Option<String>,
 }
@@ -106,6 +110,18 @@ pub enum ClientError {
         /// Its last failure, in parentheses, or nothing.
         because: String,
     },
+    /// A model will not reach a stage.
+    #[error("model `{model}` will not be {wanted}: {reason}{because}")]
+    GivenUp {
+        /// Its name.
+        model: String,
+        /// The stage waited for.
+        wanted: StageName,
+        /// Why nothing leads there.
+        reason: String,
+        /// Its last failure, in parentheses, or nothing.
+        because: String,
+    },
 }
 
 impl ClientError {
@@ -118,14 +134,15 @@ impl Client {
     /// For the rotation with this configuration.
     #[must_use]
     pub fn of(config: &Config) -> Self {
-        let endpoint = |name, listen, keys: &[Key]| Endpoint {
-            name,
-            base: format!("http://{}", reachable(listen)),
-            key: keys.first().cloned(),
-        };
         let front = endpoint("front", config.front.listen, &config.front.keys);
-        let control = endpoint("control", config.control.listen, &config.control.keys);
-        Self { http: transport::client(CONNECT_MAX, None), front, control }
+        Self { front: Some(front), ..Self::of_control(&config.control) }
+    }
+
+    /// For its operators' listener alone.
+    #[must_use]
+    pub fn of_control(control: &Control) -> Self {
+        let control = endpoint("control", control.listen, &control.keys);
+        Self { http: transport::client(CONNECT_MAX, None), front: None, control }
     }
 
     /// The service's status, a [`Snapshot`](crate::service::Snapshot).
@@ -221,7 +238,11 @@ impl Client {
         let Some((path, body)) = kind.question(model, prompt, tokens) else {
             return Ok(Answer { kind, content: Content::Text(String::new()) });
         };
-        let answer = self.send(&self.front, Method::POST, path, Some(body), limit).await?;
+        let Some(front) = &self.front else {
+            let reason = "this client is for the operators' listener alone".to_owned();
+            return Err(ClientError::Unexpected { request_line: format!("POST {path}"), reason });
+        };
+        let answer = self.send(front, Method::POST, path, Some(body), limit).await?;
         let unexpected = |unreadable: Unreadable| ClientError::Unexpected {
             request_line: format!("POST {path}"),
             reason: format!("{}: {}", unreadable.reason(), transport::one_line(&answer.to_string())),
@@ -229,36 +250,51 @@ impl Client {
         Ok(Answer { kind, content: kind.content(&answer).map_err(unexpected)? })
     }
 
-    /// Waits until a model is in one of `stages`.
+    /// The model's status, by any of its names; `None` if there is no such model.
     ///
     /// # Errors
-    /// `Late`, and all errors of a status request.
+    /// See [`ClientError`].
+    pub async fn model(&self, name: &str) -> Result<Option<Value>, ClientError> {
+        let mut status = self.status().await?;
+        let is_named = |now: &Value| {
+            let others = ["aliases", "adapters"].into_iter().filter_map(|key| now[key].as_array()).flatten();
+            others.chain([&now["name"]]).any(|one| *one == *name)
+        };
+        let models = status["models"].as_array_mut();
+        Ok(models.and_then(|models| models.iter().position(is_named).map(|at| models.swap_remove(at))))
+    }
+
+    /// Waits until a model has reached a goal.
+    ///
+    /// # Errors
+    /// `Late`, `GivenUp` as soon as it will not reach it, and all errors of a status request.
     pub async fn until(
         &self,
         model: &str,
-        wanted: StageName,
-        stages: &[StageName],
+        goal: StageGoal,
         timeout: Duration,
     ) -> Result<Waited, ClientError> {
         let began = Instant::now();
         let mut failure = None;
         loop {
-            let status = self.status().await?;
-            let models = status["models"].as_array().map(Vec::as_slice).unwrap_or_default();
-            let now = models.iter().find(|one| one["name"] == model);
-            let stage = now.and_then(|one| one["stage"].as_str()).unwrap_or("not there");
-            failure = now.and_then(|one| one["last_failure"].as_str()).map(str::to_owned).or(failure);
-            if stages.iter().any(|wanted| wanted.as_str() == stage) {
-                let starts = now.and_then(|one| one["starts"].as_u64()).unwrap_or(0);
-                return Ok(Waited { starts, failure });
+            let now = self.model(model).await?.unwrap_or(Value::Null);
+            failure = now["last_failure"].as_str().map(str::to_owned).or(failure);
+            if goal.is_reached(&now) {
+                return Ok(Waited { now, failure });
+            }
+            let because = || failure.as_ref().map(|failure| format!(" ({failure})")).unwrap_or_default();
+            let (name, wanted) = (model.to_owned(), goal.name());
+            let lost = if now.is_null() { Some("it was removed".to_owned()) } else { goal.lost(&now) };
+            if let Some(reason) = lost {
+                return Err(ClientError::GivenUp { model: name, wanted, reason, because: because() });
             }
             if began.elapsed() >= timeout {
                 return Err(ClientError::Late {
-                    model: model.to_owned(),
-                    stage: stage.to_owned(),
+                    model: name,
+                    stage: now["stage"].as_str().unwrap_or("in an unknown stage").to_owned(),
                     waited_s: began.elapsed().as_secs_f64(),
                     wanted,
-                    because: failure.map(|failure| format!(" ({failure})")).unwrap_or_default(),
+                    because: because(),
                 });
             }
             tokio::time::sleep(LOOK_EVERY).await;
@@ -317,6 +353,10 @@ impl Client {
         serde_json::from_str(&text)
             .map_err(|error| unexpected(format!("it is no JSON ({error}): {}", transport::one_line(&text))))
     }
+}
+
+fn endpoint(name: &'static str, listen: std::net::SocketAddr, keys: &[Key]) -> Endpoint {
+    Endpoint { name, base: format!("http://{}", reachable(listen)), key: keys.first().cloned() }
 }
 
 /// Replaces the unspecified address by the loopback address.

@@ -10,7 +10,7 @@ use poorwill_fleet::name::FleetName;
 use poorwill_fleet::policy::Rules;
 use poorwill_fleet::records::Rate;
 use poorwill_fleet::session::check_lease;
-use poorwill_front::file::{self, ConfigError, RawControl, RawFront, Secret, Wait, client_files};
+use poorwill_front::file::{self, ConfigError, RawControl, RawFront, Secret, TableKeys, Wait, client_files};
 use poorwill_front::settings::{Control, Front, Key, Mistakes, SectionMistakes};
 use poorwill_net::tls::ClientFiles;
 use serde::Deserialize;
@@ -89,9 +89,7 @@ impl RouterConfig {
     /// # Errors
     /// What is wrong; see [`ConfigError`].
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.to_path_buf(), source })?;
-        Self::parse(&text, &file::from_source)
+        Self::parse(&file::read(path)?, &file::from_source)
     }
 
     /// Parses a file. `secret` resolves the source of a key, `env:NAME` or `file:PATH`, and `${env.NAME}`.
@@ -99,11 +97,21 @@ impl RouterConfig {
     /// # Errors
     /// As [`read`](Self::read).
     pub fn parse(text: &str, secret: &dyn Fn(&str) -> Result<String, String>) -> Result<Self, ConfigError> {
-        let file: RouterFile = file::parse(text, secret)?;
+        let file: RouterFile = file::parse(text, secret, &tables())?;
         let mut mistakes = Mistakes::default();
         let config = file.checked(secret, &mut mistakes);
         file::without_mistakes(config, mistakes, text, secret)
     }
+}
+
+/// For a key that stands in another table.
+fn tables() -> [TableKeys; 4] {
+    [
+        TableKeys::of::<RawFront>("[front]"),
+        TableKeys::of::<RawControl>("[control]"),
+        TableKeys::of::<RawRouterFleet>("[fleet]"),
+        TableKeys::of::<RawPlacementRules>("[rules]"),
+    ]
 }
 
 impl RouterFile {

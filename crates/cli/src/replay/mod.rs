@@ -19,6 +19,7 @@ use self::args::ClaimArg;
 pub(crate) use self::args::ReplayArgs;
 use self::report::{ReplayReport, Replayed};
 use poorwill_local::failure::Failure;
+use poorwill_local::files;
 
 const CARD: ByteSize = ByteSize::gib(80);
 const TAKEN: ByteSize = ByteSize::gib(1);
@@ -226,5 +227,5 @@ fn setups(
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    fs::write(path, text).map_err(|error| Failure::new(format!("{}: {error}", path.display())))
+    files::replace(path, text).map_err(|error| Failure::new(format!("{}: {error}", path.display())))
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use clap::error::ErrorKind;
-use poorwill_local::arguments::{positive, positive_time};
+use poorwill_local::arguments::{positive, positive_time, time};
 
 #[derive(Debug, clap::Args)]
 #[command(arg_required_else_help = true)]
@@ -86,21 +86,29 @@ pub(crate) enum RotateCommand {
     Wake {
         /// Name or alias of the model
         model: String,
+        #[command(flatten)]
+        wait: Wait,
     },
     /// Put a model to sleep
     Sleep {
         /// Name or alias of the model
         model: String,
+        #[command(flatten)]
+        wait: Wait,
     },
     /// Put a model to sleep, and take its engine's processes off their GPUs
     Hibernate {
         /// Name or alias of the model
         model: String,
+        #[command(flatten)]
+        wait: Wait,
     },
     /// Stop a model's engine, and start it again if it was running
     Restart {
         /// Name or alias of the model
         model: String,
+        #[command(flatten)]
+        wait: Wait,
     },
     /// Keep a model awake
     Pin {
@@ -126,7 +134,26 @@ pub(crate) enum RotateCommand {
         /// Number of prompts for each model, before and after
         #[arg(long, value_name = "N", default_value = "30", value_parser = positive, allow_negative_numbers = true)]
         requests: NonZeroU32,
+
+        /// Number of sleeps of each model; from two on, memory that stays in use with each of them fails
+        #[arg(long, value_name = "N", default_value = "1", value_parser = positive, allow_negative_numbers = true)]
+        cycles: NonZeroU32,
     },
+}
+
+/// Whether a command waits until the model is where it should be.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub(crate) struct Wait {
+    /// Return when it is done, or failed; with a time, like 5m, at the latest then
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, value_parser = time)]
+    wait: Option<Option<Duration>>,
+}
+
+impl Wait {
+    /// The longest time to wait; `None` for no waiting.
+    pub(crate) fn most(self) -> Option<Duration> {
+        self.wait.map(|time| time.unwrap_or(Duration::MAX))
+    }
 }
 
 impl RotateCommand {

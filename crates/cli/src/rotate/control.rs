@@ -2,15 +2,16 @@
 
 use std::io::{self, Write};
 use std::path::Path;
+use std::time::Duration;
 
-use poorwill_rotate::client::Client;
-use poorwill_rotate::validate::{self, Validation, Verdict};
+use poorwill_rotate::client::{Client, StageGoal, Waited};
+use poorwill_rotate::validate::{self, Trial, Validation, Verdict};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::args::RotateCommand;
-use super::opening::{read, runtime};
-use super::show::{status_text, validation_text, verdict_text};
+use super::args::{RotateCommand, Wait};
+use super::opening::{read, read_control, runtime};
+use super::show::{status_text, validation_text};
 use poorwill_local::failure::{CommandOutput, Failure};
 
 #[derive(Debug, Serialize)]
@@ -31,6 +32,9 @@ pub(crate) struct CommandReply {
     order: &'static str,
     stage: String,
     last_failure: Option<String>,
+    /// Whether it was waited for.
+    #[serde(skip)]
+    is_done: bool,
 }
 
 impl CommandOutput for Reply {
@@ -46,30 +50,30 @@ impl CommandOutput for Reply {
                 Some(name) => format!("profile {name} is chosen\n"),
                 None => "no profile is chosen\n".to_owned(),
             },
-            Self::Command(CommandReply { model, command, stage, last_failure, .. }) => {
+            Self::Command(CommandReply { model, command, stage, last_failure, is_done, .. }) => {
                 let failure = last_failure.as_ref().map(|failure| format!("; last failure: {failure}"));
-                format!("{model}: {command} accepted; it is {stage}{}\n", failure.unwrap_or_default())
+                let how = if *is_done { "done" } else { "accepted" };
+                format!("{model}: {command} {how}; it is {stage}{}\n", failure.unwrap_or_default())
             }
         }
     }
 }
 
 pub(super) fn run(path: &Path, command: RotateCommand) -> Result<Reply, Failure> {
-    let config = read(path)?;
+    let control = read_control(path)?;
     runtime()?.block_on(async {
-        let client = Client::of(&config);
-        let (model, command, body) = match command {
+        let client = Client::of_control(&control);
+        let (order, model) = match command {
             RotateCommand::Status => return Ok(Reply::Status(client.status().await?)),
             RotateCommand::Reload => return Ok(Reply::Reloaded(client.reload().await?)),
             RotateCommand::Profile { profile, .. } => {
                 return Ok(Reply::Profile(client.set_profile(profile.as_deref()).await?));
             }
-            RotateCommand::Wake { model } => (model, "wake", None),
-            RotateCommand::Sleep { model } => (model, "sleep", None),
-            RotateCommand::Hibernate { model } => (model, "hibernate", None),
-            RotateCommand::Restart { model } => (model, "restart", None),
-            RotateCommand::Pin { model, off: false } => (model, "pin", Some(json!({ "pinned": true }))),
-            RotateCommand::Pin { model, off: true } => (model, "pin --off", Some(json!({ "pinned": false }))),
+            RotateCommand::Wake { model, wait } => (Order::new("wake", wait), model),
+            RotateCommand::Sleep { model, wait } => (Order::new("sleep", wait), model),
+            RotateCommand::Hibernate { model, wait } => (Order::new("hibernate", wait), model),
+            RotateCommand::Restart { model, wait } => (Order::new("restart", wait), model),
+            RotateCommand::Pin { model, off } => (Order::pin(!off), model),
             // Done elsewhere.
             RotateCommand::Init
             | RotateCommand::Import { .. }
@@ -78,22 +82,75 @@ pub(super) fn run(path: &Path, command: RotateCommand) -> Result<Reply, Failure>
                 return Err(Failure::new("this is no command to a rotation that runs"));
             }
         };
-        client.command(&model, command.split(' ').next().unwrap_or(command), body).await?;
-        command_reply(&client.status().await?, model, command).map(Reply::Command)
+        order.give(&client, model).await.map(Reply::Command)
     })
 }
 
-fn command_reply(status: &Value, model: String, command: &'static str) -> Result<CommandReply, Failure> {
-    let is_named = |now: &&Value| {
-        let others = [&now["aliases"], &now["adapters"]].into_iter().filter_map(Value::as_array).flatten();
-        others.chain([&now["name"]]).any(|name| *name == model)
-    };
-    let Some(now) = status["models"].as_array().into_iter().flatten().find(is_named) else {
-        return Err(Failure::new(format!("`{model}`: {command} accepted; then the model was removed")));
-    };
-    let text = |key: &str| now[key].as_str().map(str::to_owned);
-    let stage = text("stage").unwrap_or_else(|| "in an unknown stage".to_owned());
-    Ok(CommandReply { model, command, order: command, stage, last_failure: text("last_failure") })
+/// A command to a model, as given, and as sent.
+struct Order {
+    shown: &'static str,
+    action: &'static str,
+    body: Option<Value>,
+    /// The longest time to wait for what it leads to.
+    wait_max: Option<Duration>,
+}
+
+impl Order {
+    fn new(action: &'static str, wait: Wait) -> Self {
+        Self { shown: action, action, body: None, wait_max: wait.most() }
+    }
+
+    fn pin(is_pinned: bool) -> Self {
+        let shown = if is_pinned { "pin" } else { "pin --off" };
+        Self { shown, action: "pin", body: Some(json!({ "pinned": is_pinned })), wait_max: None }
+    }
+
+    async fn give(self, client: &Client, model: String) -> Result<CommandReply, Failure> {
+        // A restart is over where the starts have grown.
+        let before = match self.wait_max {
+            Some(_) => client.model(&model).await?.unwrap_or(Value::Null),
+            None => Value::Null,
+        };
+        let goal = match self.action {
+            "wake" => Some(StageGoal::READY),
+            "sleep" => Some(StageGoal::ASLEEP),
+            "hibernate" => Some(StageGoal::HIBERNATING),
+            _ => StageGoal::restarted(&before),
+        };
+        client.command(&model, self.action, self.body.clone()).await?;
+        let command = self.shown;
+        if let Some(most) = self.wait_max {
+            let Some(goal) = goal else {
+                let stage = before["stage"].as_str().unwrap_or("in an unknown stage");
+                return Err(Failure::new(format!("`{model}`: it is {stage}; {command} it again after that")));
+            };
+            let waited = client.until(&model, goal, most).await?;
+            if let Some(reason) = failed(self.action, &before, &waited) {
+                return Err(Failure::new(format!("`{model}`: {command} failed, and it is cold: {reason}")));
+            }
+            return Ok(CommandReply::of(&waited.now, model, command, true));
+        }
+        let Some(now) = client.model(&model).await? else {
+            return Err(Failure::new(format!("`{model}`: {command} accepted; then the model was removed")));
+        };
+        Ok(CommandReply::of(&now, model, command, false))
+    }
+}
+
+/// An engine whose sleep failed is stopped, and so leaves as well.
+fn failed(action: &str, before: &Value, waited: &Waited) -> Option<String> {
+    let was_up = ["ready", "draining"].iter().any(|stage| before["stage"] == *stage);
+    let is_new = waited.now["last_failure"] != before["last_failure"];
+    let failure = waited.now["last_failure"].as_str().filter(|_| action == "sleep" && was_up && is_new)?;
+    (waited.now["stage"] == "cold").then(|| failure.to_owned())
+}
+
+impl CommandReply {
+    fn of(now: &Value, model: String, command: &'static str, is_done: bool) -> Self {
+        let text = |key: &str| now[key].as_str().map(str::to_owned);
+        let stage = text("stage").unwrap_or_else(|| "in an unknown stage".to_owned());
+        Self { model, command, order: command, stage, last_failure: text("last_failure"), is_done }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -116,16 +173,15 @@ impl CommandOutput for ValidateOutcome {
     }
 }
 
-pub(super) fn validate(path: &Path, requests: u32, json: bool) -> Result<ValidateOutcome, Failure> {
+pub(super) fn validate(path: &Path, trial: Trial, json: bool) -> Result<ValidateOutcome, Failure> {
     let config = read(path)?;
-    let mut observer = |walked: &validate::ModelResult| {
+    let mut observer = |model: &str, what: &str| {
         if !json {
-            let verdict = verdict_text(walked.verdict);
             // Without standard error there is no place for it.
-            let _ = writeln!(io::stderr(), "{}: {verdict}", walked.model);
+            let _ = writeln!(io::stderr(), "{model}: {what}");
         }
     };
-    let validation = runtime()?.block_on(validate::validate(&config, requests, &mut observer))?;
+    let validation = runtime()?.block_on(validate::validate(&config, trial, &mut observer))?;
     let failed: Vec<&str> = validation
         .models
         .iter()

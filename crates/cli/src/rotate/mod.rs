@@ -25,13 +25,15 @@ use std::process::ExitCode;
 use self::args::RotateCommand;
 pub(crate) use self::args::{RotateArgs, with_config_usage};
 use poorwill_local::failure::{self, Failure};
+use poorwill_rotate::validate::Trial;
 
 pub(crate) fn run(args: RotateArgs) -> ExitCode {
     let json = args.json;
     let duration = args.duration();
     match (args.command, args.config, args.demo) {
-        (Some(RotateCommand::Validate { requests }), Some(config), _) => {
-            failure::finish(json, control::validate(&config, requests.get(), json))
+        (Some(RotateCommand::Validate { requests, cycles }), Some(config), _) => {
+            let trial = Trial { requests: requests.get(), cycles: cycles.get() };
+            failure::finish(json, control::validate(&config, trial, json))
         }
         (Some(RotateCommand::Init), config, _) => failure::finish(json, init::run(config.as_deref())),
         (Some(RotateCommand::Import { file }), config, _) => {

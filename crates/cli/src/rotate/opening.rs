@@ -5,11 +5,16 @@ use std::path::Path;
 
 use poorwill::chain;
 use poorwill_local::failure::Failure;
-use poorwill_rotate::config::{Config, ConfigError};
+use poorwill_rotate::config::{Config, ConfigError, Control};
 use tokio::runtime::{Builder, Runtime};
 
 pub(super) fn read(path: &Path) -> Result<Config, Failure> {
     Config::read(path).map_err(|error| config_failure(path, &error))
+}
+
+/// Only the listener for operators: commands to a rotation that runs need no key of the front, and no other variable.
+pub(super) fn read_control(path: &Path) -> Result<Control, Failure> {
+    Config::read_control(path).map_err(|error| config_failure(path, &error))
 }
 
 /// All mistakes of the file.

@@ -2,7 +2,7 @@
 
 use comfy_table::CellAlignment;
 use poorwill::ByteSize;
-use poorwill_rotate::validate::{Validation, Verdict};
+use poorwill_rotate::validate::Validation;
 use serde_json::Value;
 
 use poorwill_local::text::table;
@@ -70,7 +70,7 @@ pub(crate) fn validation_text(validation: &Validation) -> String {
         let seconds = |seconds: Option<f64>| seconds.map_or_else(String::new, |s| format!("{s:.3}"));
         models.add_row([
             model.model.clone(),
-            verdict_text(model.verdict).to_owned(),
+            model.verdict.as_str().to_owned(),
             model.right.to_string(),
             model.garbage.to_string(),
             seconds(model.sleep_s),
@@ -82,15 +82,37 @@ pub(crate) fn validation_text(validation: &Validation) -> String {
         column.set_cell_alignment(CellAlignment::Right);
     }
     let passed = if validation.is_passed() { "every model" } else { "NOT every model" };
-    format!("{models}\n{passed} slept, woke, and answered {} prompts as before\n", validation.requests)
+    let cycles = cycles_text(validation);
+    format!(
+        "{models}\n{cycles}{passed} slept, woke, and answered {} prompts as before\n",
+        validation.requests
+    )
 }
 
-pub(crate) fn verdict_text(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Pass => "pass",
-        Verdict::Garbage => "garbage",
-        Verdict::Fail => "fail",
+/// Each sleep, where there was more than one.
+fn cycles_text(validation: &Validation) -> String {
+    let mut cycles = table(["model", "cycle", "sleep, s", "wake, s", "in use asleep"]);
+    let mut count = 0;
+    for model in validation.models.iter().filter(|model| model.cycles.len() > 1) {
+        for (nth, cycle) in model.cycles.iter().enumerate() {
+            let used = cycle.asleep_bytes.as_ref().map(|used| {
+                let used: Vec<String> = used.iter().map(|bytes| size(*bytes)).collect();
+                used.join(" + ")
+            });
+            count += 1;
+            cycles.add_row([
+                model.model.clone(),
+                (nth + 1).to_string(),
+                format!("{:.3}", cycle.sleep_s),
+                format!("{:.3}", cycle.wake_s),
+                used.unwrap_or_else(|| "not measured".to_owned()),
+            ]);
+        }
     }
+    for column in cycles.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    if count > 0 { format!("{cycles}\n") } else { String::new() }
 }
 
 fn size(bytes: u64) -> String {

@@ -50,6 +50,7 @@ fn every_visible_command_and_option_is_on_the_page() {
             }
         }
         for option in help.split_whitespace().filter(|word| word.starts_with("--") && word.len() > 2) {
+            let option = option.split('[').next().unwrap_or_default();
             let option = option.trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
             let is_own = help.lines().any(|line| line.trim_start().starts_with(option));
             if is_own && !command.is_empty() && !["--help", "--version"].contains(&option) {

@@ -21,6 +21,7 @@ mod validate;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::thread;
 
@@ -421,6 +422,75 @@ fn a_second_signal_does_not_wait() {
     rotator.signal("INT");
     let (code, log) = rotator.ended();
     assert!(code == Some(1) && log.contains("error: ended at once"), "{code:?} {log}");
+}
+
+/// `--wait` returns when it is done, and what can never be done is refused at once.
+#[test]
+fn commands_wait_until_it_is_done_or_cannot_be() {
+    let mut fixture = Fixture::of_two();
+    fixture.models[1].more = vec!["--fault", "refuses"];
+    let rotator = fixture.start(&[]);
+    let done = |args: &[&str], stage: &str| {
+        let output = fixture.order(args).succeeded();
+        let words = format!("amber: {} done; it is {stage}", args[0]);
+        assert!(output.starts_with(&words), "{output}\n{}", rotator.log());
+        assert_eq!(fixture.now("amber")["stage"], stage);
+    };
+    done(&["wake", "amber", "--wait"], "ready");
+    done(&["restart", "amber", "--wait=100s"], "ready");
+    assert_eq!(fixture.now("amber")["starts"], 2);
+    done(&["sleep", "amber", "--wait"], "asleep");
+    done(&["restart", "amber", "--wait"], "cold");
+    let late = fixture.order(&["wake", "amber", "--wait=0s"]);
+    late.failed(&["model `amber` is ", "and not ready"]);
+    let refused = fixture.order(&["hibernate", "amber", "--wait"]);
+    refused.failed(&["409", "`amber`: hibernate is refused", "needs [hibernate]"]);
+    fixture.order(&["wake", "gone", "--wait"]).failed(&["404", "gone"]);
+    // Its sleep fails, so its engine is stopped.
+    done(&["wake", "amber", "--wait"], "ready");
+    fixture.order(&["wake", "birch", "--wait"]).succeeded();
+    fixture.order(&["sleep", "birch", "--wait"]).failed(&["`birch`: sleep failed, and it is cold", "500"]);
+    rotator.end();
+}
+
+/// A program that is not there is no failure of the engine, and clients are not sent to its log.
+#[test]
+fn what_the_machine_fails_to_start_is_no_failure_of_the_engine() {
+    let fixture = Fixture::new("512MiB", vec![Model::new("amber")]);
+    let config = fixture.config().replace(env!("CARGO_BIN_EXE_poorwill"), "/no/such/program");
+    let rotator = fixture.start_with(&config, &[]);
+    let answer = fixture.complete("amber", PROMPTS[0]);
+    let error = &serde_json::from_str::<Value>(&answer.body).unwrap()["error"];
+    assert_eq!((answer.status, &error["code"]), (503, &json!("not_started")), "{answer:?}");
+    assert!(error["message"].as_str().unwrap().contains("has not failed itself"), "{error}");
+    assert!(fixture.now("amber")["last_failure"].as_str().unwrap().contains("/no/such/program"));
+    rotator.end();
+}
+
+/// Engines run downloaded code, so no key of the service is in their environment unless it is given to them.
+#[test]
+fn keys_reach_no_engine_and_operators_need_only_theirs() {
+    let (mut fixture, name) = (Fixture::of_two(), fixture::KEY_NAME);
+    fixture.has_keys = true;
+    fixture.models[1].lines = format!("environment = {{ {name} = \"${{env.{name}}}\" }}\n");
+    // The front has a second one, which operators' commands do not have.
+    let front = format!("keys = [\"env:{name}\", \"env:POORWILL_TEST_OF_FRONT\"]");
+    let config = fixture.config().replacen(&format!("keys = [\"env:{name}\"]"), &front, 1);
+    fixture.folder.write("rotation.toml", config);
+    let mut command = fixture.command(&["rotate", "--config", "rotation.toml"]);
+    let rotator = Rotator::spawned(command.env("POORWILL_TEST_OF_FRONT", "secret-of-front"), fixture.control);
+    let has = |model: &str, text: &str| {
+        let environment = fs::read(format!("/proc/{}/environ", fixture.engine(model).unwrap())).unwrap();
+        String::from_utf8_lossy(&environment).contains(text)
+    };
+    for (model, is_given) in [("amber", false), ("birch", true)] {
+        fixture.order(&["wake", model, "--wait"]).succeeded();
+        assert_eq!((has(model, fixture::KEY), has(model, "secret-of-front")), (is_given, false), "{model}");
+        assert!(has(model, "PATH="), "other variables are there");
+    }
+    fixture.order(&["status"]).succeeded();
+    fixture.order(&["validate"]).failed(&["POORWILL_TEST_OF_FRONT"]);
+    rotator.end();
 }
 
 #[test]

@@ -57,14 +57,20 @@ impl RawControl {
     /// With every default. Means nothing if there are mistakes.
     pub fn checked(self, front: &Front, secret: Secret<'_>, mistakes: &mut SectionMistakes<'_>) -> Control {
         let listen = self.listen.unwrap_or_else(|| local(CONTROL_PORT));
-        let shares = self.keys.0.iter().filter_map(|key| key.share.as_ref());
-        let is_limited = shares.into_iter().any(|share| share.requests_max.is_some() || share.priority != 0);
-        mistakes.add_if(is_limited, "requests_max and priority are for keys of [front]; leave them out here");
         let reason = format!(
-            "it listens on {listen}, and the front on {}: the same port; give it another port",
+            "it would listen on {listen}, and the front on {}: the same port; give listen another one",
             front.listen
         );
         mistakes.add_if(are_one(front.listen, listen), reason);
+        self.alone(secret, mistakes)
+    }
+
+    /// As [`checked`](Self::checked), without the front.
+    pub fn alone(self, secret: Secret<'_>, mistakes: &mut SectionMistakes<'_>) -> Control {
+        let listen = self.listen.unwrap_or_else(|| local(CONTROL_PORT));
+        let shares = self.keys.0.iter().filter_map(|key| key.share.as_ref());
+        let is_limited = shares.into_iter().any(|share| share.requests_max.is_some() || share.priority != 0);
+        mistakes.add_if(is_limited, "requests_max and priority are for keys of [front]; leave them out here");
         Control {
             listen,
             keys: keys_of(listen, &self.keys.0, secret, mistakes),

@@ -25,9 +25,18 @@ const PID: &str = "PID";
 /// Before the name of a variable.
 const VARIABLE: &str = "env.";
 
-/// Parses a file and replaces its macros. `secret` resolves variables, by `env:NAME`.
-pub(super) fn parsed<'t>(text: &'t str, secret: Secret<'_>) -> Result<Spanned<DeTable<'t>>, ConfigError> {
-    let mut file = DeTable::parse(text).map_err(|error| values::explained(text, &error))?;
+/// Parses a file, or only a table of it, and replaces its macros. `secret` resolves variables, by `env:NAME`.
+pub(super) fn parsed<'t>(
+    text: &'t str,
+    secret: Secret<'_>,
+    only: Option<&str>,
+) -> Result<Spanned<DeTable<'t>>, ConfigError> {
+    let mut file = unreplaced(text)?;
+    if let Some(table) = only {
+        let names = file.get_ref().keys().map(|key| key.get_ref().as_ref().to_owned());
+        let others: Vec<String> = names.filter(|name| ![TABLE, table].contains(&name.as_str())).collect();
+        others.iter().for_each(|name| drop(file.get_mut().remove(name.as_str())));
+    }
     let macros = Macros { text, secret, all: definitions(text, file.get_ref())? };
     for (key, value) in file.get_mut().iter_mut() {
         match (key.get_ref().as_ref(), value.get_mut()) {
@@ -39,6 +48,11 @@ pub(super) fn parsed<'t>(text: &'t str, secret: Secret<'_>) -> Result<Spanned<De
         }
     }
     Ok(file)
+}
+
+/// Parses a file, and leaves its macros as they are.
+pub(super) fn unreplaced(text: &str) -> Result<Spanned<DeTable<'_>>, ConfigError> {
+    DeTable::parse(text).map_err(|error| values::explained(text, &error, &[]))
 }
 
 struct Macros<'m> {

@@ -1,10 +1,21 @@
-//! A line of the file with its values masked, so that an excerpt shows no secret.
+//! A line of the file with its secrets masked, one star for each character.
 //!
-//! Headers, the first key, punctuation, small numbers and booleans stay. Strings, comments and all other words are stars,
-//! one for each character. So a misspelled key, or a broken string, shows nothing.
+//! Comments are secret. Of a file that can be parsed, so are the values that may be; the rest is shown. Of any other file,
+//! headers, the first key, punctuation, small numbers and booleans are shown. So a broken string shows nothing.
+
+use std::ops::Range;
 
 /// Longer numbers may be secrets.
 const DIGITS_MAX: usize = 6;
+
+/// What is masked besides comments.
+#[derive(Debug)]
+pub(super) enum Hidden {
+    /// Each value, and each word that may be one.
+    Everything,
+    /// These bytes of the file.
+    Spans(Vec<Range<usize>>),
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ScanState {
@@ -26,7 +37,7 @@ struct LineScan<'a> {
 }
 
 /// The line that begins at byte `start` and ends at `end`.
-pub(super) fn masked(text: &str, start: usize, end: usize) -> String {
+pub(super) fn masked(text: &str, start: usize, end: usize, hidden: &Hidden) -> String {
     let mut scan = LineScan { rest: text.get(..end).unwrap_or_default(), state: ScanState::Plain, depth: 0 };
     let before = text.get(..start).unwrap_or_default().len();
     while end - scan.rest.len() < before {
@@ -37,7 +48,22 @@ pub(super) fn masked(text: &str, start: usize, end: usize) -> String {
     while !scan.rest.is_empty() {
         scan.next(&mut plain);
     }
-    words(&plain, is_value)
+    match hidden {
+        Hidden::Everything => words(&plain, is_value),
+        Hidden::Spans(spans) => without(spans, text, before, end, &plain),
+    }
+}
+
+/// `plain` is the line with stars for strings and comments, so that its first `#` begins a comment.
+fn without(spans: &[Range<usize>], text: &str, start: usize, end: usize, plain: &str) -> String {
+    let line = text.get(start..end).unwrap_or_default();
+    let comment = plain.chars().position(|c| c == '#').unwrap_or(usize::MAX);
+    let shown = line.char_indices().enumerate().map(|(nth, (at, c))| {
+        let is_hidden = spans.iter().any(|span| span.contains(&(start + at)));
+        let is_frame = c.is_whitespace() || ['"', '\''].contains(&c);
+        if nth > comment || is_hidden && !is_frame { '*' } else { c }
+    });
+    shown.collect()
 }
 
 impl LineScan<'_> {
@@ -112,7 +138,7 @@ fn words(line: &str, mut is_value: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::masked;
+    use super::{Hidden, masked};
 
     #[test]
     fn a_line_shows_keys_and_no_values() {
@@ -129,7 +155,7 @@ mod tests {
             ("a = \"unended äöü", "a = \"***********"),
             ("a.b = \"\"", "a.b = \"\""),
         ] {
-            assert_eq!(masked(line, 0, line.len()), shown);
+            assert_eq!(masked(line, 0, line.len(), &Hidden::Everything), shown);
         }
     }
 
@@ -144,7 +170,22 @@ mod tests {
         ] {
             let text = format!("{before}{line}\nmore");
             let shown = shown.get(..).map(|shown| shown.chars().take(line.len()).collect::<String>());
-            assert_eq!(Some(masked(&text, before.len(), before.len() + line.len())), shown, "{before}");
+            let masked = masked(&text, before.len(), before.len() + line.len(), &Hidden::Everything);
+            assert_eq!(Some(masked), shown, "{before}");
+        }
+    }
+
+    #[test]
+    fn only_spans_and_comments_are_masked_of_what_can_be_parsed() {
+        for (line, secret, shown) in [
+            ("url = \"http://h:1\" # sk-1", "", "url = \"http://h:1\" #*****"),
+            ("keys = [\"sk-1 ä\", \"b\"]", "\"sk-1 ä\"", "keys = [\"**** *\", \"b\"]"),
+            ("a = \"x # y\"", "", "a = \"x # y\""),
+            ("n = 12345678", "12345678", "n = ********"),
+        ] {
+            let at = line.find(secret).unwrap();
+            let hidden = Hidden::Spans(vec![at..at + secret.len()]);
+            assert_eq!(masked(line, 0, line.len(), &hidden), shown);
         }
     }
 }

@@ -8,6 +8,8 @@ mod macros;
 mod masked;
 mod place;
 mod source;
+mod tables;
+mod text;
 mod tls;
 mod url;
 mod values;
@@ -22,17 +24,36 @@ pub use self::error::ConfigError;
 pub use self::listeners::{RawControl, RawFront};
 pub use self::place::FilePlace;
 pub use self::source::{Secret, from_source};
+pub use self::tables::TableKeys;
+pub use self::text::read;
 pub use self::tls::{client_files, server_files};
 pub use self::url::{check_secure_url, check_url};
 pub use self::values::{Size, Wait, is_priority, nearest};
 
-/// Reads the text of a file, with its macros replaced.
+/// Reads the text of a file, with its macros replaced. `tables` explain a key that belongs to another table.
 ///
 /// # Errors
 /// It is not TOML, or has an unknown key or a value of another type.
-pub fn parse<T: DeserializeOwned>(text: &str, secret: Secret<'_>) -> Result<T, ConfigError> {
-    let table = toml::Deserializer::from(macros::parsed(text, secret)?);
-    T::deserialize(table).map_err(|error| values::explained(text, &error))
+pub fn parse<T: DeserializeOwned>(
+    text: &str,
+    secret: Secret<'_>,
+    tables: &[TableKeys],
+) -> Result<T, ConfigError> {
+    let table = toml::Deserializer::from(macros::parsed(text, secret, None)?);
+    T::deserialize(table).map_err(|error| values::explained(text, &error, tables))
+}
+
+/// Reads one table of a file. What only the others mention, such as variables, need not be there.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_table<T: DeserializeOwned>(
+    text: &str,
+    secret: Secret<'_>,
+    table: &str,
+) -> Result<T, ConfigError> {
+    let table = toml::Deserializer::from(macros::parsed(text, secret, Some(table))?);
+    T::deserialize(table).map_err(|error| values::explained(text, &error, &[]))
 }
 
 /// `checked`, if there are no mistakes.
@@ -50,10 +71,10 @@ pub fn without_mistakes<T>(
     if let (Some(checked), true) = (checked, mistakes.is_empty()) {
         return Ok(checked);
     }
-    let file = macros::parsed(text, secret).ok();
+    let file = macros::parsed(text, secret, None).or_else(|_| macros::unreplaced(text)).ok();
     let placed = |Mistake { section, reason }| {
         let file = file.as_ref();
-        let place = file.and_then(|file| FilePlace::of_reason(text, file.get_ref(), &section, &reason));
+        let place = file.map(|file| FilePlace::of_reason(text, file.get_ref(), &section, &reason));
         ConfigError::Invalid { section, reason, place }
     };
     let mut all: Vec<ConfigError> = mistakes.into_iter().map(placed).collect();

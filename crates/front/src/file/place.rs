@@ -5,7 +5,7 @@ use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::masked::masked;
+use super::masked::{Hidden, masked};
 
 /// Longer lines are not shown.
 const LINE_MAX: usize = 160;
@@ -17,7 +17,7 @@ pub struct FilePlace {
     pub line: usize,
     /// From 1, in characters.
     pub column: usize,
-    /// The line, with a caret under the mistake. Its values are stars, since they may be secrets.
+    /// The line, with a caret under the mistake. Values that may be secrets are stars.
     pub excerpt: Option<String>,
 }
 
@@ -28,9 +28,9 @@ impl FilePlace {
             at -= 1;
         }
         let start = text[..at].rfind('\n').map_or(0, |newline| newline + 1);
-        let (line, column) = (text[..at].matches('\n').count() + 1, text[start..at].chars().count() + 1);
+        let Self { line, column, .. } = Self::without_excerpt(text, at);
         let end = text[at..].find('\n').map_or(text.len(), |newline| at + newline);
-        let shown = masked(text, start, end);
+        let shown = masked(text, start, end, &hidden(text, span));
         let shown = shown.trim_end();
         let marked = text.get(at..span.end.min(end)).unwrap_or_default().trim_end().chars().count().max(1);
         let excerpt = (shown.chars().count() <= LINE_MAX).then(|| {
@@ -42,8 +42,24 @@ impl FilePlace {
         Self { line, column, excerpt }
     }
 
-    /// Where the first key is that `reason` names, in this section; or the section itself.
-    pub(super) fn of_reason(text: &str, file: &DeTable<'_>, section: &str, reason: &str) -> Option<Self> {
+    /// Of byte `at`, which begins a character.
+    pub(super) fn without_excerpt(text: &str, at: usize) -> Self {
+        let before = text.get(..at).unwrap_or(text);
+        let start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        let (line, column) = (before.matches('\n').count() + 1, before[start..].chars().count() + 1);
+        Self { line, column, excerpt: None }
+    }
+
+    /// Where the first key is that `reason` names: in this section, the section itself, or anywhere. A section that is
+    /// not there would come at the end.
+    pub(super) fn of_reason(text: &str, file: &DeTable<'_>, section: &str, reason: &str) -> Self {
+        Self::in_section(text, file, section, reason).unwrap_or_else(|| {
+            let anywhere = words(reason).find_map(|word| find(file, word));
+            anywhere.map_or_else(|| Self::without_excerpt(text, text.len()), |span| Self::new(text, &span))
+        })
+    }
+
+    fn in_section(text: &str, file: &DeTable<'_>, section: &str, reason: &str) -> Option<Self> {
         let named = section.strip_suffix('`').and_then(|rest| rest.split_once(" `"));
         let (table, header) = match named {
             // Of two models with one name the second is the mistake.
@@ -72,6 +88,48 @@ impl FilePlace {
             .find_map(|word| find(table, word).or_else(|| rules.and_then(|rules| find(rules, word))));
         Some(Self::new(text, &span.unwrap_or(header)))
     }
+}
+
+/// Keys whose values may be secrets: those of clients, and what is written for engines.
+const SECRET: [&str; 8] =
+    ["keys", "node_key", "headers", "environment", "macros", "command", "stop_command", "helper"];
+
+/// What an excerpt does not show: values that may be secrets, and that of the key at `span`. A misspelt key may be one of
+/// theirs. Of what cannot be parsed, nothing is known.
+fn hidden(text: &str, span: &Range<usize>) -> Hidden {
+    let Ok(file) = DeTable::parse(text) else { return Hidden::Everything };
+    let mut spans = Vec::new();
+    hide(file.get_ref(), span, false, &mut spans);
+    Hidden::Spans(spans)
+}
+
+fn hide(table: &DeTable<'_>, wrong: &Range<usize>, is_secret: bool, to: &mut Vec<Range<usize>>) {
+    for (key, value) in table.iter() {
+        let is_secret = is_secret || SECRET.contains(&key.get_ref().as_ref()) || key.span() == *wrong;
+        hide_value(value, wrong, is_secret, to);
+    }
+}
+
+fn hide_value(
+    value: &Spanned<DeValue<'_>>,
+    wrong: &Range<usize>,
+    is_secret: bool,
+    to: &mut Vec<Range<usize>>,
+) {
+    match value.get_ref() {
+        DeValue::Table(table) => hide(table, wrong, is_secret, to),
+        DeValue::Array(all) => all.iter().for_each(|one| hide_value(one, wrong, is_secret, to)),
+        other => {
+            if is_secret || other.as_str().is_some_and(looks_secret) {
+                to.push(value.span());
+            }
+        }
+    }
+}
+
+/// A key where none belongs, or an address with a password.
+fn looks_secret(text: &str) -> bool {
+    text.starts_with("sk-") || text.contains("://") && text.contains('@')
 }
 
 /// The words of a message that may be keys. Quoted text is the file's own.

@@ -9,10 +9,14 @@ use strsim::osa_distance;
 
 use super::error::ConfigError;
 use super::place::FilePlace;
+use super::tables::TableKeys;
 use crate::settings::KeyShare;
 
 /// A misspelled key may have one wrong letter for each this many.
 const LETTERS_EACH: usize = 3;
+
+/// Tables that one message names.
+const HEADERS_MAX: usize = 2;
 
 /// Short enough to be added to any `Instant`.
 const WAIT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
@@ -129,36 +133,83 @@ impl<'de> Deserialize<'de> for Size {
             }
 
             fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<Size, E> {
-                u64::try_from(bytes).map(Size).map_err(|_| E::custom(format!("{bytes} is not a size")))
+                u64::try_from(bytes)
+                    .map(Size)
+                    .map_err(|_| E::custom(format!("{bytes} is not a size; write it like \"40GiB\"")))
             }
         }
         deserializer.deserialize_any(SizeVisitor)
     }
 }
 
-/// Adds the place, and the nearest key if a key is unknown.
-pub(super) fn explained(text: &str, error: &toml::de::Error) -> ConfigError {
+/// Adds the place. Of an unknown key it says the table that has it, or else the nearest key.
+pub(super) fn explained(text: &str, error: &toml::de::Error, tables: &[TableKeys]) -> ConfigError {
     let place = error.span().map(|span| FilePlace::new(text, &span));
-    let mut message = without_value(error.message());
+    let message = without_value(error.message());
     // The parser quotes the unknown key first, then the known ones.
     let mut quoted = error.message().split('`').skip(1).step_by(2);
-    let is_unknown =
-        ["unknown field", "unknown variant"].iter().any(|words| error.message().starts_with(words));
-    if is_unknown && let Some(nearest) = quoted.next().and_then(|wrong| nearest(wrong, quoted)) {
-        message = format!("{message}; did you mean `{nearest}`?");
-    }
-    ConfigError::Syntax { text: message, place }
+    let is_key = error.message().starts_with("unknown field");
+    let is_unknown = is_key || error.message().starts_with("unknown variant");
+    let text = match quoted.next().filter(|_| is_unknown) {
+        Some(wrong) => {
+            let elsewhere = if is_key { tables } else { &[] };
+            in_another_table(wrong, elsewhere).unwrap_or_else(|| match nearest(wrong, quoted) {
+                Some(nearest) => format!("{message}; did you mean `{nearest}`?"),
+                None => nearly_in_another_table(wrong, elsewhere)
+                    .map_or(message, |meant| format!("unknown field `{wrong}`; did you mean {meant}?")),
+            })
+        }
+        None => message,
+    };
+    ConfigError::Syntax { text, place }
 }
 
-/// The value of a wrong type may be a secret.
+/// For a key that is right, and stands below the wrong header.
+fn in_another_table(key: &str, tables: &[TableKeys]) -> Option<String> {
+    let headers: Vec<&str> =
+        tables.iter().filter(|table| table.has(key)).map(TableKeys::header).take(HEADERS_MAX).collect();
+    let all = headers.join(" or ");
+    (!headers.is_empty()).then(|| format!("unknown field `{key}`: it belongs to {all}; put it there"))
+}
+
+fn nearly_in_another_table(wrong: &str, tables: &[TableKeys]) -> Option<String> {
+    let near =
+        |table: &TableKeys| nearest(wrong, table.keys()).map(|key| format!("`{key}` of {}", table.header()));
+    tables.iter().find_map(near)
+}
+
+/// The value of a wrong type may be a secret. Types are in the words of the file, and what is missing is said.
 fn without_value(message: &str) -> String {
-    let parts = message.strip_prefix("invalid type: ").and_then(|rest| rest.rsplit_once(", expected "));
-    match parts {
-        Some((found, expected)) => {
-            let kind = found.split(['"', '`']).next().unwrap_or_default().trim_end();
-            format!("invalid type: {kind}, expected {expected}")
-        }
+    if let Some(field) = message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
+        return format!("missing field `{field}`; add {field} = … here");
+    }
+    if message == "invalid socket address syntax" {
+        return "it is no address and port; write it like 127.0.0.1:8080, without a name of a host"
+            .to_owned();
+    }
+    let is_value = |kind: &str| message.strip_prefix(kind)?.rsplit_once(", expected ");
+    if let Some((found, expected)) = is_value("invalid type: ") {
+        let kind = found.split(['"', '`']).next().unwrap_or_default().trim_end();
+        return format!("invalid type: {kind}, expected {}", in_words(expected));
+    }
+    match is_value("invalid value: ") {
+        Some((found, expected)) => format!("invalid value: {found}, expected {}", in_words(expected)),
         None => message.to_owned(),
+    }
+}
+
+/// What a type of Rust is in a file.
+fn in_words(expected: &str) -> &str {
+    match expected {
+        "a sequence" => "a list in brackets, like [\"a\", \"b\"] or [0, 1]",
+        "usize" | "u8" | "u16" | "u32" | "u64" => "a whole number from 0 on",
+        "i32" | "i64" => "a whole number",
+        "f64" => "a number",
+        "a boolean" => "true or false",
+        "a string" | "path string" => "a text in quotes",
+        "a map" => "a table",
+        table if table.starts_with("struct ") => "a table",
+        other => other,
     }
 }
 

@@ -317,6 +317,11 @@ impl ApiError {
                 return Self::new(unavailable, "no_room", text).retry_after(refused.retry_after).not_begun();
             }
             Refusal::ShuttingDown => (unavailable, "shutting_down", "the service is ending"),
+            Refusal::NotStarted => (
+                unavailable,
+                "not_started",
+                "this service could not start its engine, which has not failed itself, and waits for a while",
+            ),
         };
         let text = format!("model `{name}` is not served now: {why}; try again");
         Self::new(status, code, text).retry_after(refused.retry_after).not_begun()

@@ -19,6 +19,7 @@ fn refusals_have_their_status_and_retry_after() {
             (Refusal::Quarantined, Some(Duration::from_millis(4001)), 503, "5"),
             (Refusal::NoMemory, Some(Duration::from_secs(7)), 503, "7"),
             (TOO_LARGE, Some(Duration::from_secs(8)), 503, "8"),
+            (Refusal::NotStarted, Some(Duration::from_secs(7)), 503, "7"),
             (Refusal::ShuttingDown, None, 503, "1"),
         ] {
             setup.refuse(refusal, retry_after);

@@ -46,7 +46,7 @@ pub(crate) fn front_of(lines: &str) -> Front {
     }
     let secret = |place: &str| Ok(format!("key-of-{}", &place[4..]));
     let text = format!("[front]\n{lines}\n");
-    let file: OnlyFront = file::parse(&text, &secret).unwrap();
+    let file: OnlyFront = file::parse(&text, &secret, &[]).unwrap();
     let mut mistakes = Mistakes::default();
     let front = file.front.checked(&secret, &mut mistakes.of("front"));
     file::without_mistakes(Some(front), mistakes, &text, &secret).unwrap()

@@ -14,7 +14,7 @@ mod raw;
 mod read;
 mod traces;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub use self::calls::{AsleepCall, Call, HttpApi, SleepCalls};
 pub use self::fleet::Fleet;
 pub use self::names::{Selector, Strategy};
 pub use self::traces::TraceExport;
-pub use poorwill_front::file::{ConfigError, FilePlace};
+pub use poorwill_front::file::{ConfigError, FilePlace, read as read_text};
 pub use poorwill_front::settings::{Card, Control, Front, Key, KeyShare, Parameters};
 
 /// A checked configuration.
@@ -54,6 +54,8 @@ pub struct Config {
     pub selectors: Vec<Selector>,
     /// By their names: what a client's name stands for while the profile is chosen. Empty for no model.
     pub profiles: BTreeMap<String, BTreeMap<String, String>>,
+    /// Variables of this process that hold keys, or headers of traces. No engine gets them.
+    pub secret_variables: BTreeSet<String>,
 }
 
 /// How GPU memory is measured.
@@ -160,7 +162,12 @@ pub struct Start {
     pub folder: Option<PathBuf>,
     /// The file for its output, which is otherwise only in memory.
     pub log: Option<PathBuf>,
+    /// Size at which that file is renamed and another one begins. One older file is kept.
+    pub log_max_bytes: u64,
 }
+
+/// A size of log that is usual.
+pub(crate) const LOG_MAX_BYTES: u64 = 64 << 20;
 
 impl fmt::Debug for Start {
     /// Omits the values of environment variables, which may be secrets.
@@ -186,6 +193,8 @@ pub struct Canary {
     pub expect: Option<String>,
     /// The path of [`CanaryKind::Get`].
     pub path: Option<String>,
+    /// The kind to try first where none is set, by the options of the command.
+    pub hint: Option<CanaryKind>,
 }
 
 /// A kind of canary.

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::calls::{HttpApi, RawHttp, check_path};
 use super::hibernate::{RawHibernate, WITHOUT_HIBERNATE};
 use super::names::odd_names;
-use super::{Canary, CanaryKind, EngineKind, Hibernate, Model, Start, section};
+use super::{Canary, CanaryKind, EngineKind, Hibernate, LOG_MAX_BYTES, Model, Start, section};
 
 /// Larger than any machine has, so that a typo cannot allocate much.
 const GPUS_MAX: usize = 1024;
@@ -54,11 +54,12 @@ pub(super) struct RawModel {
     rules: RawRules,
     #[serde(default)]
     canary: RawCanary,
+    log_max: Option<Size>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RawCanary {
+pub(super) struct RawCanary {
     kind: Option<CanaryKind>,
     prompt: Option<String>,
     tokens: Option<u32>,
@@ -119,6 +120,7 @@ impl RawModel {
         let variants = variants.map(|(name, set)| (name, parameters::fields("variants", set, here)));
         let variants: BTreeMap<_, _> = variants.collect();
         let mut aliases = self.aliases;
+        let canary = self.canary.checked(hint(&self.command), here);
         let known: Vec<&String> = aliases.iter().chain(&self.adapters).chain([&self.name]).collect();
         let new: Vec<_> = variants.keys().filter(|name| !known.contains(name)).cloned().collect();
         aliases.extend(new);
@@ -140,8 +142,9 @@ impl RawModel {
                 environment: self.environment,
                 folder: self.folder,
                 log: self.log,
+                log_max_bytes: self.log_max.map_or(LOG_MAX_BYTES, |size| size.0),
             }),
-            canary: self.canary.checked(here),
+            canary,
             rules,
         }
     }
@@ -199,6 +202,10 @@ impl RawModel {
             has_none && !self.stop_command.is_empty(),
             "stop_command ends what a command started, and it has none; say command as well",
         );
+        let is_without_log = self.log_max.is_some() && self.log.is_none();
+        mistakes.add_if(is_without_log, "log_max is for a log, and it has none; say log as well");
+        let is_zero = self.log_max.is_some_and(|size| size.0 == 0);
+        mistakes.add_if(is_zero, "log_max is 0, and no line would fit; leave it out or make it larger");
         for (key, words) in [("command", &self.command), ("stop_command", &self.stop_command)] {
             let is_nameless = words.first().is_some_and(String::is_empty);
             mistakes
@@ -333,7 +340,7 @@ fn check_rules(rules: &Rules, mistakes: &mut SectionMistakes<'_>) {
 }
 
 impl RawCanary {
-    fn checked(self, mistakes: &mut SectionMistakes<'_>) -> Canary {
+    fn checked(self, hint: Option<CanaryKind>, mistakes: &mut SectionMistakes<'_>) -> Canary {
         mistakes.add_if(
             self.tokens == Some(0) || self.prompt.as_deref() == Some(""),
             "a canary has a prompt, and one token at least",
@@ -359,6 +366,7 @@ impl RawCanary {
             (_, None) => {}
         }
         Canary {
+            hint,
             kind: self.kind,
             prompt: self.prompt.unwrap_or_else(|| "1, 2, 3, 4, 5, 6,".to_owned()),
             tokens: self.tokens.unwrap_or(16),
@@ -449,6 +457,15 @@ impl RawRules {
             ..usual
         }
     }
+}
+
+/// What an engine is for, where its command says it: one for embeddings may complete texts, too, and badly.
+fn hint(command: &[String]) -> Option<CanaryKind> {
+    command.iter().find_map(|word| match word.as_str() {
+        "--embedding" | "--embeddings" | "--is-embedding" => Some(CanaryKind::Embedding),
+        "--rerank" | "--reranking" => Some(CanaryKind::Rerank),
+        _ => None,
+    })
 }
 
 /// A URL's user may have a password.

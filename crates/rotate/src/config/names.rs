@@ -127,7 +127,9 @@ impl Config {
         let all = of_models.chain(of_selectors);
         for (name, owner) in all.filter(|(name, _)| !name.trim().is_empty()) {
             if let Some(other) = seen.insert(name, owner.clone()) {
-                mistakes.of(owner).add(format!("{other} has the name `{name}` as well"));
+                mistakes
+                    .of(owner)
+                    .add(format!("{other} has the name `{name}` as well; each name is for one of them"));
             }
         }
         for selector in &self.selectors {

@@ -1,17 +1,18 @@
 //! The file as written: every key, and every default.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use poorwill_front::file::{RawControl, RawFront, Secret, Size};
+use poorwill_front::file::{RawControl, RawFront, Secret, Size, TableKeys};
 use poorwill_front::settings::{Mistakes, SectionMistakes};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
+use super::calls::RawHttp;
 use super::fleet::RawFleet;
 use super::hibernate::{RawHibernate, WITHOUT_HIBERNATE};
-use super::model::{RawModel, RawRules};
+use super::model::{RawCanary, RawModel, RawRules};
 use super::names::RawSelector;
 use super::traces::RawTraces;
 use super::{Config, MemorySource, Model};
@@ -63,6 +64,25 @@ enum Measure {
     Declared,
 }
 
+/// For a key that stands in another table.
+pub(super) fn tables() -> [TableKeys; 13] {
+    [
+        TableKeys::of::<RawRules>("[model.rules]"),
+        TableKeys::of::<RawRules>("[every_model]"),
+        TableKeys::of::<RawModel>("[[model]]"),
+        TableKeys::of::<RawCanary>("[model.canary]"),
+        TableKeys::of::<RawHttp>("[model.http]"),
+        TableKeys::of::<RawFront>("[front]"),
+        TableKeys::of::<RawControl>("[control]"),
+        TableKeys::of::<RawMemory>("[memory]"),
+        TableKeys::of::<RawHibernate>("[hibernate]"),
+        TableKeys::of::<RawSelector>("[[selector]]"),
+        TableKeys::of::<RawFleet>("[fleet]"),
+        TableKeys::of::<RawTraces>("[traces]"),
+        TableKeys::of::<File>("the top of the file, above all tables"),
+    ]
+}
+
 impl File {
     /// Means nothing if there are mistakes.
     pub(super) fn checked(self, secret: Secret<'_>, mistakes: &mut Mistakes) -> Config {
@@ -87,6 +107,7 @@ impl File {
             models,
             selectors: self.selector.into_iter().map(|one| one.checked(mistakes)).collect(),
             profiles: self.profile,
+            secret_variables: BTreeSet::new(),
         };
         config.check_names(mistakes);
         config.check_addresses(mistakes);

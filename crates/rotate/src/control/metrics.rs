@@ -201,6 +201,7 @@ struct ModelSeries {
     admitted: Family<OfModel, Counter>,
     refused: Family<OfModel, Counter>,
     starts: Family<OfModel, Counter>,
+    state_writes_failed: Family<OfModel, Counter>,
     residue: Family<OfPlace, Number>,
     held: Family<OfModel, Number>,
 }
@@ -229,13 +230,27 @@ impl ModelSeries {
         let admitted = counter("admitted", "Requests that were admitted");
         let refused = counter("refused", "Requests that were refused");
         let starts = counter("engine_starts", "Starts of the engine");
+        let help = "Records and first answers of the model that could not be written, as on a full disk";
+        let state_writes_failed = counter("state_writes_failed", help);
         let residue = Family::<OfPlace, Number>::default();
         let help = "Memory that a hibernation releases on the GPU, as last measured";
         registry.register_with_unit("residue", help, Unit::Bytes, residue.clone());
         let held = Family::<OfModel, Number>::default();
         let help = "Host memory that the model's hibernating engine takes";
         registry.register_with_unit("hibernation_host", help, Unit::Bytes, held.clone());
-        Self { oldest, costs, queue, running, ready, admitted, refused, starts, residue, held }
+        Self {
+            oldest,
+            costs,
+            queue,
+            running,
+            ready,
+            admitted,
+            refused,
+            starts,
+            state_writes_failed,
+            residue,
+            held,
+        }
     }
 
     fn set(&self, model: &ModelNow) {
@@ -251,6 +266,7 @@ impl ModelSeries {
         self.admitted.get_or_create(&of).inc_by(model.admitted);
         self.refused.get_or_create(&of).inc_by(model.refused);
         self.starts.get_or_create(&of).inc_by(model.starts);
+        self.state_writes_failed.get_or_create(&of).inc_by(model.state_writes_failed);
         self.oldest.get_or_create(&of).set(model.oldest_wait_s.unwrap_or(0.0));
         let costs_of = [
             ("resume", model.resume_s),

@@ -242,6 +242,13 @@ async fn command(
             return Err(ControlError::new(StatusCode::NOT_FOUND, message));
         }
     };
+    let refusal =
+        shared.api.snapshot().await.models.iter().find(|model| model.is_named(&name)).and_then(|model| {
+            Some(format!("`{}`: {what} is refused: {}", model.name, model.refusal(command)?))
+        });
+    if let Some(refusal) = refusal {
+        return Err(ControlError::new(StatusCode::CONFLICT, refusal));
+    }
     let (api, asked) = (Arc::clone(&shared.api), name.clone());
     if !to_completion(async move { api.command(&asked, command).await }).await? {
         return Err(no_model(&shared, &name).await);

@@ -1,7 +1,8 @@
 //! Requests of a canary, their answers, and whether an answer is right.
 //!
 //! Each kind asks for what the engine is for: text, a vector, or scores. An unset kind is found by asking: the first of
-//! completion, chat, embedding and rerank that the engine serves.
+//! completion, chat, embedding and rerank that the engine serves. Where its command or its list of models says that it
+//! embeds or ranks, that comes first.
 
 use serde_json::{Value, json};
 
@@ -22,6 +23,9 @@ impl CanaryKind {
         let mut kinds = vec![Self::Completion, Self::Chat];
         if canary.expect.is_none() {
             kinds.extend([Self::Embedding, Self::Rerank]);
+            if let Some(at) = kinds.iter().position(|kind| Some(*kind) == canary.hint) {
+                kinds[..=at].rotate_right(1);
+            }
         }
         kinds
     }
@@ -93,16 +97,28 @@ impl Unreadable {
 pub(super) struct Prompt {
     served_as: String,
     canary: Canary,
+    /// Whether the engine may say in `/v1/models` what it is for.
+    lists_capabilities: bool,
 }
 
 impl Prompt {
-    pub(super) fn new(served_as: &str, canary: &Canary) -> Self {
-        Self { served_as: served_as.to_owned(), canary: canary.clone() }
+    pub(super) fn new(served_as: &str, canary: &Canary, lists_capabilities: bool) -> Self {
+        Self { served_as: served_as.to_owned(), canary: canary.clone(), lists_capabilities }
+    }
+
+    /// With what the engine says that it is for, unless the kind is known already.
+    async fn hinted(&self, http: &Http, kind: Option<CanaryKind>) -> Canary {
+        let mut canary = self.canary.clone();
+        if self.lists_capabilities && kind.or(canary.kind).or(canary.hint).is_none() {
+            let list = http.get("/v1/models").await.ok().and_then(|reply| reply.done().ok()?.json().ok()?);
+            canary.hint = list.and_then(|list| capability(&list, &self.served_as));
+        }
+        canary
     }
 
     pub(super) async fn ask(&self, http: &Http, kind: Option<CanaryKind>) -> Result<Answer, EngineError> {
         let mut unserved = Vec::new();
-        for kind in CanaryKind::candidates(&self.canary, kind) {
+        for kind in CanaryKind::candidates(&self.hinted(http, kind).await, kind) {
             let asked = self.ask_as(http, kind).await;
             match asked {
                 Err(EngineError::Refused { request_line, status, message })
@@ -144,6 +160,27 @@ impl Prompt {
             Some(path) => Ok(Content::Text(http.get(path).await?.done()?.text())),
             None => Ok(Content::Text(String::new())),
         }
+    }
+}
+
+/// By the capabilities of a model in a list, of which one that generates has others.
+fn capability(list: &Value, served_as: &str) -> Option<CanaryKind> {
+    let entries = ["data", "models"].into_iter().filter_map(|key| list[key].as_array()).flatten();
+    let own =
+        entries.filter(|entry| [&entry["id"], &entry["name"]].into_iter().any(|name| *name == *served_as));
+    let all: Vec<&str> = own
+        .filter_map(|entry| entry["capabilities"].as_array())
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
+    let has = |words: &[&str]| all.iter().any(|one| words.iter().any(|word| one.contains(word)));
+    if has(&["complet", "chat", "generat"]) {
+        return None;
+    }
+    match (has(&["embed"]), has(&["rerank"])) {
+        (true, _) => Some(CanaryKind::Embedding),
+        (false, true) => Some(CanaryKind::Rerank),
+        _ => None,
     }
 }
 

@@ -42,7 +42,8 @@ pub fn engine_of(model: &Model) -> Result<Arc<dyn Engine>, EngineError> {
         return Err(invalid(reason));
     }
     let http = Http::new(&model.url).map_err(invalid)?;
-    let prompt = Prompt::new(&model.served_as, &model.canary);
+    let is_other = model.engine == EngineKind::Http;
+    let prompt = Prompt::new(&model.served_as, &model.canary, is_other);
     let health = model.http.health.clone();
     let (of_sleeper, its_prompt) = (http.clone(), prompt.clone());
     let sleeper: Option<Arc<dyn Engine>> = match (model.engine, &model.http.sleep) {

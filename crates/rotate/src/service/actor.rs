@@ -458,5 +458,7 @@ fn now(entry: &Entry, status: &Status, history: &ModelHistory) -> ModelNow {
         hibernate_s: seconds(status.hibernate_duration),
         resume_s: seconds(status.resume_duration),
         recent: Recent::default(),
+        canary_kind: entry.handle.canary_kind(),
+        state_writes_failed: entry.handle.state_writes_failed(),
     }
 }

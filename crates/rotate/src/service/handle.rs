@@ -1,6 +1,7 @@
 //! One model's engine, and how it runs the policy's tasks.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use tokio::time::{sleep, timeout};
 
 use super::first_answer::{self, FirstAnswer};
 use super::look::LOOK_MAX;
-use crate::config;
+use crate::config::{self, CanaryKind};
 use crate::engine::{Answer, Engine, EngineError};
 use crate::hibernation::{EngineProcesses, HibernateError, Hibernator};
 use crate::measure::{self, Meter};
@@ -38,6 +39,10 @@ pub(super) struct EngineHandle {
     hibernator: Arc<dyn Hibernator>,
     gpus: Vec<Gpu>,
     canary: Mutex<FirstAnswer>,
+    /// Whether its last start failed before there was an engine.
+    not_started: AtomicBool,
+    /// First answers that could not be written.
+    unwritten: AtomicU64,
 }
 
 impl EngineHandle {
@@ -50,7 +55,8 @@ impl EngineHandle {
     ) -> Self {
         let canary = Mutex::new(FirstAnswer::of(model, kept_at));
         let (model, gpus) = (model.name.clone(), model.rules.gpus.clone());
-        Self { model, engine, supervisor, meter, hibernator, gpus, canary }
+        let (not_started, unwritten) = (AtomicBool::new(false), AtomicU64::new(0));
+        Self { model, engine, supervisor, meter, hibernator, gpus, canary, not_started, unwritten }
     }
 
     pub(super) fn engine(&self) -> &dyn Engine {
@@ -75,6 +81,21 @@ impl EngineHandle {
         let supervisor = self.supervisor.clone()?;
         // This reads files.
         spawn_blocking(move || supervisor.cpu_time()).await.ok()
+    }
+
+    /// Whether its last start failed before there was an engine, which is then no failure of the engine.
+    pub(super) fn was_not_started(&self) -> bool {
+        self.not_started.load(Ordering::Relaxed)
+    }
+
+    /// The kind by which its canary was answered, or is configured to be asked.
+    pub(super) fn canary_kind(&self) -> Option<CanaryKind> {
+        self.canary().known()
+    }
+
+    pub(super) fn state_writes_failed(&self) -> u64 {
+        let records = self.supervisor.as_ref().map_or(0, |supervisor| supervisor.unwritten());
+        records + self.unwritten.load(Ordering::Relaxed)
     }
 
     /// With the first answer of the handle before, if that was to the same question.
@@ -197,7 +218,9 @@ impl EngineHandle {
         if !supervisor.is_running() {
             self.check_address().await.map_err(TaskOutcome::Failed)?;
         }
-        supervisor.start().await.map_err(|error| TaskOutcome::Failed(error.to_string()))?;
+        let started = supervisor.start().await;
+        self.not_started.store(started.is_err(), Ordering::Relaxed);
+        started.map_err(|error| TaskOutcome::Failed(error.to_string()))?;
         // The policy's timeout would not say what the engine answered last.
         let mut last = None;
         let ready = timeout(limit.saturating_sub(READY_MARGIN), self.until_ready(supervisor, &mut last));
@@ -344,6 +367,7 @@ impl EngineHandle {
             return Ok(());
         };
         if let Err(error) = first_answer::write(&path, &kept.to_string()).await {
+            self.unwritten.fetch_add(1, Ordering::Relaxed);
             tracing::warn!(path = %path.display(), %error, "cannot save the first answer for the next start");
         }
         Ok(())
@@ -374,7 +398,6 @@ mod tests {
     use super::*;
     use std::collections::VecDeque;
 
-    use crate::config::CanaryKind;
     use crate::engine::{Content, EngineFuture};
     use crate::hibernation::HibernationFuture;
     use crate::measure::Measured;

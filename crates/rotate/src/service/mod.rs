@@ -378,6 +378,12 @@ impl Service {
         let _ended = self.0.messages.send(Message::Suspect(model));
     }
 
+    /// Whether the last start of its engine failed before there was one: by this machine or the configuration.
+    #[must_use]
+    pub fn was_not_started(&self, model: ModelId) -> bool {
+        self.entries().get(model.0).is_some_and(|entry| entry.handle.was_not_started())
+    }
+
     /// Sends a command to a model. False if no model has this name or alias.
     #[must_use]
     pub fn command(&self, name: &str, command: ModelCommand) -> bool {
@@ -488,6 +494,9 @@ impl Service {
             entries_of(before, &read, tools)
         });
         let entries = entries.await.map_err(|error| ending(&error.to_string()))??;
+        for supervisor in entries.iter().filter_map(|entry| entry.handle.supervisor()) {
+            supervisor.withhold(&config.secret_variables);
+        }
         let hibernate = config.hibernate.clone().unwrap_or_default();
         // First, since models try to hibernate by it at once.
         self.0.hibernator.configure(&hibernate);
@@ -628,6 +637,9 @@ fn entry(config: &Config, model: &config::Model, tools: Tools<'_>) -> Result<Ent
             .map_err(|source| ServiceError::Supervise { model: model.name.clone(), source })
     });
     let supervisor = supervisor.transpose()?;
+    if let Some(supervisor) = &supervisor {
+        supervisor.withhold(&config.secret_variables);
+    }
     let kept_at = kept_at(model, config);
     let handle = Arc::new(EngineHandle::new(model, engine, supervisor, tools.shared(), kept_at));
     let (model, in_flight) = (Arc::new(model.clone()), InFlightCount::default());

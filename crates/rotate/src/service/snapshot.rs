@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::config::CanaryKind;
 use poorwill_front::requests::Recent;
 use poorwill_rotation_policy::{Refusal, StageName};
 
@@ -94,9 +95,32 @@ pub struct ModelNow {
     pub resume_s: Option<f64>,
     /// Its answers of the last minute. The service knows none of them: control adds what the front counted.
     pub recent: Recent,
+    /// The kind by which its canary was answered; `None` until that is known.
+    pub canary_kind: Option<CanaryKind>,
+    /// How often its record or its first answer could not be written, as on a full disk.
+    pub state_writes_failed: u64,
 }
 
 impl ModelNow {
+    /// Why a command can do nothing, whatever the model does.
+    #[must_use]
+    pub fn refusal(&self, command: ModelCommand) -> Option<String> {
+        match command {
+            ModelCommand::Hibernate if !self.can_hibernate => Some(match &self.cannot_hibernate {
+                Some(why) => format!("it cannot hibernate until its next start, or a reload: {why}"),
+                None if !self.is_supervised => {
+                    "it cannot hibernate: it has no command, and only processes that the service started are known to it"
+                        .to_owned()
+                }
+                None => "it cannot hibernate here: that needs [hibernate], and an engine that sleeps".to_owned(),
+            }),
+            ModelCommand::Restart if !self.is_supervised => {
+                Some("it cannot be restarted here: it has no command".to_owned())
+            }
+            _ => None,
+        }
+    }
+
     /// Whether requests and commands mean it by this name.
     #[must_use]
     pub fn is_named(&self, name: &str) -> bool {

@@ -1,11 +1,13 @@
 //! An engine's output: its last lines in memory, and all of it in a file if configured.
 //!
 //! Promises: memory is bounded, and shown lines contain no terminal control. A line that carriage returns overwrite, as
-//! a progress bar, counts once. The file gets every byte unchanged.
+//! a progress bar, counts once. The file gets every byte unchanged, and is bounded: at its limit it is renamed, and
+//! replaces the older one. A file that cannot be written, as on a full disk, stops no engine.
 
 use std::collections::VecDeque;
-use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Read, Write};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -15,6 +17,9 @@ const LINES_MAX: usize = 1000;
 /// Longer lines are cut.
 const LINE_MAX_BYTES: usize = 4096;
 const BUFFER_BYTES: usize = 8192;
+
+/// Of the older file, behind the name of the log.
+const OLDER: &str = ".1";
 
 #[derive(Debug, Default)]
 pub(super) struct Log {
@@ -33,7 +38,9 @@ struct LineBuffer {
 #[derive(Debug)]
 pub(super) struct LogFile {
     path: PathBuf,
-    file: File,
+    max_bytes: u64,
+    /// `None` until it can be opened.
+    file: Option<File>,
     is_failing: bool,
 }
 
@@ -121,22 +128,72 @@ impl LineBuffer {
 }
 
 impl LogFile {
-    pub(super) fn open(path: &Path) -> Result<Self, SuperviseError> {
-        let file = OpenOptions::new().create(true).append(true).open(path);
-        let file =
-            file.map_err(|error| SuperviseError::Log { path: path.into(), reason: error.to_string() })?;
-        Ok(Self { path: path.into(), file, is_failing: false })
+    /// On a full disk it is opened later.
+    pub(super) fn open(path: &Path, max_bytes: u64, log: &Log) -> Result<Self, SuperviseError> {
+        let mut own = Self { path: path.into(), max_bytes, file: None, is_failing: false };
+        match opened(path) {
+            Ok(file) => own.file = Some(file),
+            Err(error) if is_full(&error) => own.failed(&error, log),
+            Err(error) => {
+                return Err(SuperviseError::Log { path: path.into(), reason: error.to_string() });
+            }
+        }
+        Ok(own)
     }
 
     /// Write errors do not stop the engine.
     fn write(&mut self, bytes: &[u8], log: &Log) {
-        let written = self.file.write_all(bytes);
-        if let (Err(error), false) = (&written, self.is_failing) {
+        match self.written(bytes) {
+            Ok(()) => self.is_failing = false,
+            Err(error) => self.failed(&error, log),
+        }
+    }
+
+    fn failed(&mut self, error: &io::Error, log: &Log) {
+        if !self.is_failing {
             let path = self.path.display();
             log.note(&format!("the log {path} lacks what follows, until it can be written again: {error}"));
+            tracing::warn!(path = %path, %error, "an engine's log cannot be written");
         }
-        self.is_failing = written.is_err();
+        self.is_failing = true;
     }
+
+    fn written(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if self.file.is_none() {
+            self.file = Some(opened(&self.path)?);
+        }
+        self.make_space(bytes.len())?;
+        self.file.as_mut().map_or(Ok(()), |file| file.write_all(bytes))
+    }
+
+    /// Another writer of the same file may have renamed it already.
+    fn make_space(&mut self, len: usize) -> io::Result<()> {
+        let Some(file) = &self.file else { return Ok(()) };
+        let own = file.metadata()?;
+        let is_full = own.len() > 0 && own.len().saturating_add(len as u64) > self.max_bytes;
+        if !is_full || !own.is_file() {
+            return Ok(());
+        }
+        let is_still_there =
+            fs::metadata(&self.path).is_ok_and(|there| (there.dev(), there.ino()) == (own.dev(), own.ino()));
+        if is_still_there {
+            let mut older = self.path.clone().into_os_string();
+            older.push(OLDER);
+            fs::rename(&self.path, older)?;
+        }
+        self.file = None;
+        self.file = Some(opened(&self.path)?);
+        Ok(())
+    }
+}
+
+fn opened(path: &Path) -> io::Result<File> {
+    OpenOptions::new().create(true).append(true).open(path)
+}
+
+/// Whether that is the disk's fault, and may pass.
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::ReadOnlyFilesystem)
 }
 
 fn shown(bytes: &[u8], was_cut: bool) -> String {

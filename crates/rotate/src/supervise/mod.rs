@@ -6,7 +6,8 @@
 //!
 //! - [`stop`](Supervisor::stop) returns when no process of the engine holds anything, including orphans. Only processes
 //!   that were seen to belong to the engine are signalled, so a reused process id is safe.
-//! - With a state folder, an engine outlives the service, however that ends, and the next service adopts it.
+//! - With a state folder, an engine outlives the service, however that ends, and the next service adopts it. Where the
+//!   record cannot be written, the engine runs all the same, with a warning.
 //! - Dropping a supervisor stops nothing.
 //! - Starts and stops run one after the other, and continue if the caller gives up.
 //!
@@ -22,6 +23,7 @@ mod run;
 mod state;
 mod stop;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -59,8 +61,8 @@ impl Supervisor {
     /// Starts the command, and returns as soon as the process exists.
     ///
     /// # Errors
-    /// If the engine runs, if processes of an earlier one are left, or if it cannot be started, logged or recorded.
-    /// Then nothing runs.
+    /// If the engine runs, if processes of an earlier one are left, or if it cannot be started or logged. Then nothing
+    /// runs.
     pub async fn start(&self) -> Result<(), SuperviseError> {
         self.in_turn(Shared::launch).await
     }
@@ -112,6 +114,17 @@ impl Supervisor {
     #[must_use]
     pub fn log(&self, lines: usize) -> Vec<String> {
         self.shared.log(lines)
+    }
+
+    /// Keeps these variables of this process from commands that start from now on, unless `environment` has them.
+    pub fn withhold(&self, variables: &BTreeSet<String>) {
+        self.shared.withhold(variables);
+    }
+
+    /// How often its record could not be written, as on a full disk.
+    #[must_use]
+    pub fn unwritten(&self) -> u64 {
+        self.shared.unwritten()
     }
 
     /// Waits until the engine ends without `stop`, and returns how. Each end is reported once, unless a start or stop

@@ -3,6 +3,7 @@
 //! Each engine has two threads. One reads its output and ends with the last writer. The *keeper* tracks descendants,
 //! notices the end of the first process, and reaps it. Neither needs an async runtime or the supervisor.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::fd::AsFd;
@@ -10,6 +11,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
@@ -44,6 +46,10 @@ const KILL_MAX: Duration = Duration::from_secs(30);
 pub(super) struct Shared {
     start: Start,
     state: Option<StateFile>,
+    /// Variables of this process that no engine gets, unless its own `environment` has them.
+    withheld: Mutex<BTreeSet<String>>,
+    /// Records that could not be written.
+    unwritten: AtomicU64,
     log: Arc<Log>,
     inner: Mutex<RunState>,
     /// Notified when an engine has ended by itself.
@@ -80,6 +86,8 @@ impl Shared {
         let shared = Arc::new(Self {
             start,
             state: state.map(|folder| StateFile::of(model, folder)),
+            withheld: Mutex::default(),
+            unwritten: AtomicU64::new(0),
             log: Arc::default(),
             inner: Mutex::default(),
             notify: Notify::new(),
@@ -90,7 +98,7 @@ impl Shared {
             Some(leader) => {
                 shared.adopt(leader, &record)?;
                 // From here on its id identifies it, even if it changes its environment.
-                state.prepare()?.commit(&record.with(leader))?;
+                shared.record(&record.with(leader));
             }
             None => {
                 shared.log.note(&format!("{} is not there any more", record.description()));
@@ -131,12 +139,7 @@ impl Shared {
         let name = pipe_name(&output);
         self.read_all(output)?;
         let record = Record::new(&self.start.command, name).map_err(|error| unreadable(&error))?;
-        // Everything that can fail comes before the process exists.
-        let keep_record = |record: &Record| match &self.state {
-            Some(state) => state.prepare()?.commit(record),
-            None => Ok(()),
-        };
-        keep_record(&record)?;
+        self.record(&record);
 
         let words = &self.start.command;
         let command = self.command(words, out, err).map(|mut command| {
@@ -155,22 +158,38 @@ impl Shared {
                 io::Error::other(format!("/proc does not show process {pid}, which was started"))
             })
         });
-        let written = leader.map_err(|error| unreadable(&error)).and_then(|leader| {
-            keep_record(&record.with(leader))?;
-            Ok(leader)
-        });
-        let leader = match written {
+        let leader = match leader {
             Ok(leader) => leader,
             Err(error) => {
                 end_at_once(&mut child);
                 self.forget();
-                return Err(error);
+                return Err(unreadable(&error));
             }
         };
+        self.record(&record.with(leader));
         self.log.note(&format!("started process {pid}"));
         *self.lock() = RunState { run: Some(Run::of(leader)), ended: None };
         keep(leader, Some(child));
         Ok(())
+    }
+
+    /// A full disk is no failure of the engine, which runs without its record.
+    fn record(&self, record: &Record) {
+        let Some(state) = &self.state else { return };
+        if let Err(error) = state.prepare().and_then(|prepared| prepared.commit(record)) {
+            self.unwritten.fetch_add(1, Ordering::Relaxed);
+            let lost = "should this service be killed, the next one would not know this engine";
+            self.log.note(&format!("{error}; {lost}"));
+            tracing::warn!("{error}; {lost}");
+        }
+    }
+
+    pub(super) fn unwritten(&self) -> u64 {
+        self.unwritten.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn withhold(&self, variables: &BTreeSet<String>) {
+        self.withheld.lock().unwrap_or_else(PoisonError::into_inner).clone_from(variables);
     }
 
     fn command(
@@ -187,6 +206,9 @@ impl Shared {
             return Err(self.not_spawned(words, &io::Error::other(reason)));
         }
         let mut command = Command::new(program);
+        for variable in self.withheld.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            command.env_remove(variable);
+        }
         command.args(args).envs(&self.start.environment).process_group(0);
         command.stdin(Stdio::null()).stdout(out).stderr(err);
         if let Some(folder) = &self.start.folder {
@@ -209,7 +231,9 @@ impl Shared {
     }
 
     fn read_all(&self, output: impl Read + Send + 'static) -> Result<(), SuperviseError> {
-        let log_file = self.start.log.as_deref().map(LogFile::open).transpose()?;
+        let path = self.start.log.as_deref();
+        let log_file =
+            path.map(|path| LogFile::open(path, self.start.log_max_bytes, &self.log)).transpose()?;
         let log = Arc::clone(&self.log);
         let reader = thread::Builder::new().name("poorwill-log".into());
         let reader = reader.spawn(move || log.take_all(output, log_file));

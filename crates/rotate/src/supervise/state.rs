@@ -120,7 +120,7 @@ impl StateFile {
         Ok(Some(record))
     }
 
-    /// Does everything that can fail before the process exists.
+    /// Opens the new file, in a folder that is made where it is missing.
     pub(super) fn prepare(&self) -> Result<Prepared<'_>, SuperviseError> {
         if let Some(folder) = self.path.parent() {
             let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
@@ -154,6 +154,10 @@ impl Prepared<'_> {
         let text = serde_json::to_vec_pretty(record).map_err(|error| failed(&error.into()))?;
         let written = self.file.write_all(&text).and_then(|()| self.file.sync_all());
         let moved = written.and_then(|()| fs::rename(&self.path, &self.of.path));
+        if moved.is_err() {
+            // What there is of it takes space. That it stays is no further mistake.
+            let _left = fs::remove_file(&self.path);
+        }
         let folder = self.of.path.parent().map(File::open);
         let kept = moved.and_then(|()| folder.map_or(Ok(()), |folder| folder?.sync_all()));
         kept.map_err(|error| self.of.failed("write", &self.of.path, &error))

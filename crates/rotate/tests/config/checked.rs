@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use poorwill_rotate::config::{Config, ConfigError, EngineKind, Hibernate, KeyShare, MemorySource};
+use poorwill_rotate::config::{
+    CanaryKind, Config, ConfigError, EngineKind, Hibernate, KeyShare, MemorySource,
+};
 use poorwill_rotate::measure::DeviceDriver;
 use poorwill_rotation_policy::{Gpu, ModelId};
 
@@ -320,7 +322,7 @@ fn an_invalid_value_is_an_error_that_says_what_is_valid() {
         (model("stop_command = [\"a\"]"), &["stop_command", "say command"]),
         (model("command = [\"a\"]\nstop_command = [\"\"]"), &["stop_command", "empty word"]),
         (model("command = [\"a\"]\nstop_command = [\"a\\u0000\"]"), &["stop_command", "NUL"]),
-        (model("command = [\"a\"]\nstop_command = \"docker stop a\""), &["line 5", "sequence"]),
+        (model("command = [\"a\"]\nstop_command = \"docker stop a\""), &["line 5", "a list in brackets"]),
         (model("command = [\"\"]"), &["empty word"]),
         (model("aliases = [\"\"]"), &["empty"]),
         (model("aliases = [\"one\"]"), &["model `one`", "`one` as well"]),
@@ -332,7 +334,10 @@ fn an_invalid_value_is_an_error_that_says_what_is_valid() {
         ),
         (format!("[front]\nlisten = \"0.0.0.0:80\"\n{}", model("")), &["front", "no keys", "env:NAME"]),
         (format!("[front]\nlisten = \"somewhere\"\n{}", model("")), &["line 2"]),
-        (format!("[control]\nlisten = \"127.0.0.1:8080\"\n{}", model("")), &["another port"]),
+        (
+            format!("[control]\nlisten = \"127.0.0.1:8080\"\n{}", model("")),
+            &["the same port; give listen another"],
+        ),
         (format!("[front]\nkeys = [\"env:EMPTY\"]\n{}", model("")), &["front: key 1 of 1", "printable"]),
         (format!("[front]\nkeys = [\"env:FRONT\", \"env:NONE\"]\n{}", model("")), &["key 2 of 2"]),
         (format!("[front]\nrequests_max = 0\n{}", model("")), &["requests_max"]),
@@ -532,11 +537,11 @@ fn a_mistake_has_a_place_and_an_excerpt() {
     for (lines, shown, column, carets) in [
         ("alias = [\"x\"]", "alias = [\"*\"]", 1, 5),
         ("level = 3", "level = 3", 1, 9),
-        ("level = \"1\"", "level = \"*\"", 9, 3),
-        ("  need = \"70 äpples\"", "  need = \"*********\"", 10, 11),
+        ("level = \"1\"", "level = \"1\"", 9, 3),
+        ("  need = \"70 äpples\"", "  need = \"70 äpples\"", 10, 11),
         ("need = 0 # not known", "need = 0 #**********", 1, 8),
         ("gpus = [0, 0]", "gpus = [0, 0]", 1, 13),
-        ("rules = { queue_max = 0 }", "rules = { ********* = 0 }", 11, 13),
+        ("rules = { queue_max = 0 }", "rules = { queue_max = 0 }", 11, 13),
         ("aliases = [\"\"]", "aliases = [\"\"]", 1, 14),
         ("command = [\"\"]", "command = [\"\"]", 1, 14),
     ] {
@@ -558,7 +563,145 @@ fn a_mistake_has_a_place_and_an_excerpt() {
         let (at, _, excerpt) = place(&text);
         assert!(at == line && excerpt.is_some(), "{at}: {excerpt:?} of\n{text}");
     }
-    assert!(parsed("").unwrap_err().place().is_none());
+    assert_eq!(place(""), (1, 1, None));
+}
+
+#[test]
+fn excerpts_show_all_but_secrets() {
+    let excerpt = |text: &str| place(text).2.unwrap_or_else(|| panic!("{text}"));
+    for (lines, shown) in [
+        ("url = \"ftp://host:1\"", "url = \"ftp://host:1\""),
+        ("gpus = \"*\"", "gpus = \"*\""),
+        ("level = 3 # sk-12345", "level = 3 #*********"),
+        ("aliases = [\"sk-12345\", 7]", "aliases = [\"********\", 7]"),
+    ] {
+        let text = match lines.strip_prefix("url") {
+            Some(_) => format!("[[model]]\nname = \"one\"\n{lines}\n"),
+            None => model(lines),
+        };
+        assert!(excerpt(&text).contains(&format!("| {shown}\n")), "{}", excerpt(&text));
+    }
+    // Also where the mistake is another one, and where the name of the key is wrong.
+    for text in [
+        format!("[front]\nkeys = [\"very-secret\", 1]\n{}", model("")),
+        format!("[front]\nkays = [\"very-secret\"]\n{}", model("")),
+        format!("[front]\nkeys = [\n  \"very-secret\", 1]\n{}", model("")),
+        model("environment = { \"\" = \"very-secret\" }\ncommand = [\"x\"]"),
+        model("command = [\"\", \"--api-key\", \"very-secret\"]"),
+        traced(COLLECTOR, "headers = { \"\" = \"very-secret\" }"),
+        "[[model]]\nname = \"one\"\nurl = \"ftp://user:very-secret@host:1\"\n".to_owned(),
+        "[front]\nkeys = [\"very-secret\n".to_owned(),
+    ] {
+        let error = parsed(&text).expect_err(&text);
+        for mistake in error.mistakes() {
+            let excerpt = mistake.place().and_then(|place| place.excerpt.clone()).unwrap_or_default();
+            assert!(!excerpt.contains("very-secret"), "{excerpt}");
+        }
+    }
+}
+
+/// Mistakes that users make: each has its line and column, and what would be right.
+#[test]
+fn usual_mistakes_have_a_place_and_a_remedy() {
+    let two = |second: &str| format!("{}[[model]]\n{second}", model(""));
+    let selectors =
+        "[[selector]]\nname = \"a\"\ntargets = [\"b\"]\n[[selector]]\nname = \"b\"\ntargets = [\"a\"]\n";
+    for (text, at, words) in [
+        (model("idle_max = \"10m\""), (4, 1), &["`idle_max`", "[model.rules] or [every_model]"][..]),
+        (model("pinnd = true"), (4, 1), &["did you mean `pinned` of [model.rules]?"]),
+        (format!("[control]\npassthrough = true\n{}", model("")), (2, 1), &["belongs to [front]"]),
+        (model("[model.rules]\nneed = \"4GiB\""), (5, 1), &["belongs to [[model]]"]),
+        (format!("[front]\nstate = \"x\"\n{}", model("")), (2, 1), &["the top of the file"]),
+        (model("[model.rules]\nsleep_max = 90"), (5, 13), &["a length of time in quotes", "\"90s\""]),
+        (model("[model.rules]\nsleep_max = \"90\""), (5, 13), &["`90`", "90s or 250ms"]),
+        (model("[model.rules]\nidle_max = \"-5m\""), (5, 12), &["`-5m`", "90s or 250ms"]),
+        (model("need = \"40 gigs\""), (4, 8), &["40 gigs", "GiB"]),
+        (model("need = -1"), (4, 8), &["-1 is not a size", "\"40GiB\""]),
+        (model("gpus = [-1]"), (4, 9), &["`-1`", "a whole number from 0 on"]),
+        (model("gpus = [5000]"), (4, 1), &["gpus are [5000]", "from 0 on"]),
+        (model("gpus = 0"), (4, 8), &["a list in brackets", "[0, 1]"]),
+        (
+            two("name = \"two\"\nurl = \"127.0.0.1:8001\"\n"),
+            (7, 1),
+            &["url is `127.0.0.1:8001`", "begin with http://"],
+        ),
+        (two("name = \"two\"\nurl = \"http://127.0.0.1\"\n"), (7, 1), &["no port", "http://127.0.0.1:8000"]),
+        (
+            two("name = \"one\"\nurl = \"http://127.0.0.1:8001\"\n"),
+            (6, 1),
+            &["`one` as well", "each name is for one"],
+        ),
+        (two("url = \"http://127.0.0.1:8001\"\n"), (5, 1), &["missing field `name`; add name = …"]),
+        (format!("{}[profile.day]\ncoder = \"onne\"\n", model("")), (5, 1), &["did you mean `one`?"]),
+        (format!("{}{selectors}", model("")), (7, 1), &["is a selector", "name the models themselves"]),
+        (
+            format!(
+                "[front]\nlisten = \"127.0.0.1:9000\"\n[control]\nlisten = \"127.0.0.1:9000\"\n{}",
+                model("")
+            ),
+            (4, 1),
+            &["the same port", "give listen another"],
+        ),
+        (format!("[front]\nlisten = \"9000\"\n{}", model("")), (2, 10), &["127.0.0.1:8080"]),
+        (format!("[front]\nlisten = \"localhost:9000\"\n{}", model("")), (2, 10), &["127.0.0.1:8080"]),
+        (
+            format!("[front]\nkeys = [\"env:GONE\"]\n{}", model("")),
+            (2, 1),
+            &["key 1 of 1: there is no env:GONE"],
+        ),
+        (model("command = \"vllm serve m\""), (4, 11), &["a list in brackets"]),
+        (model("log_max = \"1MiB\"\ncommand = [\"x\"]"), (4, 1), &["say log as well"]),
+        (model("command = [\"x\"]\nlog = \"x.log\"\nlog_max = 0"), (6, 1), &["make it larger"]),
+        ("# nothing\n".to_owned(), (2, 1), &["no model", "[[model]]"]),
+    ] {
+        let error = parsed(&text).expect_err(&text);
+        let found = error.place().map(|place| (place.line, place.column));
+        assert_eq!(found, Some(at), "{error}\n{text}");
+        for words in words {
+            assert!(error.to_string().contains(words), "`{words}` is not in: {error}\n{text}");
+        }
+    }
+}
+
+#[test]
+fn operators_commands_need_only_their_listener() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rotate.toml");
+    let key = folder.path().join("key");
+    std::fs::write(&key, "operator").unwrap();
+    let text = format!(
+        "[front]\nkeys = [\"env:POORWILL_TEST_UNSET\"]\n[control]\nlisten = \"127.0.0.1:9001\"\n\
+         keys = [\"file:{}\"]\n{}",
+        key.display(),
+        model("command = [\"x\", \"${env.POORWILL_TEST_UNSET}\"]")
+    );
+    std::fs::write(&path, &text).unwrap();
+    assert!(Config::read(&path).is_err());
+    let control = Config::read_control(&path).unwrap();
+    assert!(control.listen.port() == 9001 && control.keys[0].matches("operator"));
+    std::fs::write(&path, text.replace("file:", "env:")).unwrap();
+    let error = Config::read_control(&path).unwrap_err();
+    assert_eq!(error.place().map(|place| place.line), Some(5), "{error}");
+}
+
+#[test]
+fn variables_of_keys_and_headers_are_known() {
+    let text = format!(
+        "[front]\nkeys = [\"env:A\", {{ source = \"env:B\", name = \"b\" }}]\n[control]\nkeys = [\"env:C\", \"file:x\"]\n{}",
+        traced(COLLECTOR, "headers = { X = \"env:D\" }").replace("name = \"one\"", "name = \"${env.NAME}\"")
+    );
+    let config = Config::parse(&text, &|_| Ok("text".to_owned())).unwrap();
+    assert_eq!(config.secret_variables.iter().collect::<Vec<_>>(), ["A", "B", "C", "D"]);
+}
+
+#[test]
+fn an_engine_for_embeddings_is_asked_for_them_first() {
+    let hint = |command: &str| {
+        parsed(&model(&format!("command = [\"x\", \"{command}\"]"))).unwrap().models[0].canary.hint
+    };
+    assert_eq!(hint("--embedding"), Some(CanaryKind::Embedding));
+    assert_eq!(hint("--reranking"), Some(CanaryKind::Rerank));
+    assert_eq!(hint("--embeddings-of-sorts"), None);
 }
 
 /// The mistakes of a file, as a line each.
@@ -813,7 +956,7 @@ fn a_wrong_key_of_an_engine_of_the_kind_http_is_an_error_that_says_what_is_right
     for (text, line, words) in [
         (http_model("health = \"up\""), 7, &["health is \"up\"", "begins with one /"][..]),
         (http_model("health = \"/a b\""), 7, &["health", "no blanks"]),
-        (http_model("health = 1"), 7, &["string"]),
+        (http_model("health = 1"), 7, &["a text in quotes"]),
         (http_model("halth = \"/\""), 7, &["did you mean `health`?"]),
         (http_model("sleep = \"POST /s\""), 7, &["needed together", "wake = \"POST /wake\""]),
         (http_model("sleep = \"POST /s\"\nwake = \"POST /w\""), 7, &["asleep = \"GET /is_sleeping\""]),

@@ -393,7 +393,7 @@ fn page() -> String {
                     "environment",
                     "table of texts",
                     none(),
-                    "additional environment variables of both commands",
+                    "additional environment variables of both commands; those that hold the service's keys are not inherited",
                 ),
                 ("folder", "path", none(), "working directory of both commands"),
                 ("log", "path", none(), "file for the engine's output"),
@@ -402,6 +402,12 @@ fn page() -> String {
                 ("http", "table", none(), "see below"),
                 ("rules", "table", none(), "see below"),
                 ("canary", "table", none(), "see below"),
+                (
+                    "log_max",
+                    SIZE,
+                    size(64 << 20),
+                    "size at which the log is renamed to end in `.1`, in place of the one before",
+                ),
             ],
         ),
         (

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use poorwill_front::requests::{Ended, Tokens};
 use poorwill_rotate::fleet::NotReady;
-use poorwill_rotate::service::{EventKind, ModelCommand, Swap, SwapPath};
+use poorwill_rotate::service::{EventKind, ModelCommand, ModelNow, Swap, SwapPath};
 use poorwill_rotation_policy::StageName;
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
@@ -67,6 +67,31 @@ async fn commands_reach_the_model_and_return_its_state() {
         assert_eq!(answer.json(), serde_json::to_value(model).unwrap());
     }
     assert!(control.api.snapshot.lock().unwrap().models[1].is_pinned);
+}
+
+/// What the model can never do is refused, whatever its stage, and not accepted to fail later.
+#[tokio::test]
+async fn commands_that_can_do_nothing_are_refused_with_the_reason() {
+    let control = running(PLAIN).await;
+    let refused = async |path: &str| {
+        let answer = control.ask(&format!("POST /rotate/models/{path}"), "", "").await;
+        assert_eq!(answer.status, 409, "{path} {answer:?}");
+        assert_eq!(*control.api.commands.lock().unwrap(), []);
+        answer.message()
+    };
+    let change = |change: fn(&mut ModelNow)| change(&mut control.api.snapshot.lock().unwrap().models[0]);
+    let message = refused("one-alias/hibernate").await;
+    assert!(
+        message.starts_with("`one`: hibernate is refused: ") && message.contains("[hibernate]"),
+        "{message}"
+    );
+    change(|one| one.cannot_hibernate = Some("it has a communicator".to_owned()));
+    assert!(refused("one/hibernate").await.ends_with("it has a communicator"));
+    change(|one| (one.cannot_hibernate, one.is_supervised) = (None, false));
+    assert!(refused("one/hibernate").await.contains("it has no command"));
+    assert!(refused("one/restart").await.contains("it has no command"));
+    let accepted = control.ask("POST /rotate/models/three/hibernate", "", "").await;
+    assert_eq!(accepted.status, 202, "{accepted:?}");
 }
 
 #[tokio::test]

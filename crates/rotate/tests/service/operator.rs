@@ -149,6 +149,8 @@ pub(crate) fn model(name: &str, gpus: &[usize]) -> ModelNow {
         hibernate_s: None,
         resume_s: None,
         recent: Recent::default(),
+        canary_kind: None,
+        state_writes_failed: 0,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Real engine processes, which end well, badly, late, and not at all.
 #![cfg(target_os = "linux")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -29,6 +29,7 @@ fn start(command: &[&str]) -> Start {
         environment: BTreeMap::new(),
         folder: None,
         log: None,
+        log_max_bytes: 1 << 20,
     }
 }
 
@@ -441,6 +442,66 @@ fn a_failed_start_says_why() {
     });
 }
 
+#[test]
+fn secrets_of_this_process_are_withheld_from_engines() {
+    watched(|| async {
+        // Any variable that this process has may hold a key.
+        let name = "PATH".to_owned();
+        let script = "echo up ${PATH-none}; exec sleep 300";
+        let (withheld, given) = (supervisor(start(&["/bin/sh", "-c", script])), "/bin:/usr/bin".to_owned());
+        withheld.withhold(&BTreeSet::from([name.clone()]));
+        withheld.start().await.unwrap();
+        until_logged(&withheld, "up ");
+        let own = std::env::var(&name).unwrap();
+        assert!(!has_logged(&withheld, &own), "{:?}", withheld.log(9));
+        withheld.stop(GRACE).await.unwrap();
+        let named = Start { environment: BTreeMap::from([(name.clone(), given.clone())]), ..shell(script) };
+        let named = supervisor(named);
+        named.withhold(&BTreeSet::from([name]));
+        named.start().await.unwrap();
+        until_logged(&named, &format!("up {given}"));
+        named.stop(GRACE).await.unwrap();
+    });
+}
+
+#[test]
+fn a_log_is_bounded_while_the_engine_runs() {
+    watched(|| async {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, older) = (folder.path().join("one.log"), folder.path().join("one.log.1"));
+        let script = "i=0; while [ $i -lt 2000 ]; do echo line $i of many; i=$((i+1)); done; echo end";
+        let one = supervisor(Start { log: Some(path.clone()), log_max_bytes: 10_000, ..shell(script) });
+        one.start().await.unwrap();
+        until_logged(&one, "end");
+        one.stop(GRACE).await.unwrap();
+        watchdog::eventually("the last line is in the file", || {
+            fs::read_to_string(&path).is_ok_and(|text| text.ends_with("end\n"))
+        });
+        for file in [&path, &older] {
+            let len = fs::metadata(file).unwrap().len();
+            assert!(len > 0 && len <= 10_000, "{} has {len} bytes", file.display());
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+        // Nothing is missing between both.
+        let both = fs::read_to_string(&older).unwrap() + &fs::read_to_string(&path).unwrap();
+        let first = both.lines().find_map(|line| line.split(' ').nth(1)?.parse::<usize>().ok());
+        assert!(both.lines().count() > 1 && first.is_some_and(|first| first > 0), "{first:?}");
+    });
+}
+
+#[test]
+fn a_full_disk_stops_no_engine() {
+    watched(|| async {
+        let full = Path::new("/dev/full").to_path_buf();
+        let one = supervisor(Start { log: Some(full), ..shell("echo up; exec sleep 300") });
+        one.start().await.unwrap();
+        until_logged(&one, "up");
+        until_logged(&one, "lacks what follows");
+        assert!(one.is_running());
+        one.stop(GRACE).await.unwrap();
+    });
+}
+
 fn with_state(script: &str, state: &Path) -> Supervisor {
     Supervisor::new("Org/One:1", shell(script), Some(state)).unwrap()
 }
@@ -580,8 +641,19 @@ fn an_engine_that_was_only_just_started_is_found_by_its_mark() {
     });
 }
 
+async fn runs_without_record(one: &Supervisor) {
+    one.start().await.unwrap();
+    until_logged(one, "up");
+    assert!(one.unwritten() > 0);
+    assert!(
+        has_logged(one, "where the state of engines is") && has_logged(one, "would not know this engine")
+    );
+    one.stop(GRACE).await.unwrap();
+    assert!(!one.is_running() && one.processes().is_empty());
+}
+
 #[test]
-fn state_that_cannot_be_kept_is_an_error() {
+fn an_engine_runs_though_its_state_cannot_be_kept() {
     watched(|| async {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(STATE_FILE);
@@ -592,17 +664,14 @@ fn state_that_cannot_be_kept_is_an_error() {
 
         // A file in place of the folder.
         let below = folder.path().join("file");
-        let one = with_state("exec sleep 300", &below);
+        let one = with_state("echo up; exec sleep 300", &below);
         fs::write(&below, "").unwrap();
-        let error = one.start().await.unwrap_err();
-        assert!(matches!(error, SuperviseError::State { .. }), "{error}");
-        assert!(!one.is_running() && one.processes().is_empty());
+        runs_without_record(&one).await;
         // A path that cannot be replaced.
         let one = with_state("echo up; exec sleep 300", folder.path());
         fs::create_dir_all(path.join("x")).unwrap();
-        let error = one.start().await.unwrap_err();
-        assert!(matches!(error, SuperviseError::State { doing: "write", .. }), "{error}");
-        assert!(!one.is_running() && one.processes().is_empty());
+        runs_without_record(&one).await;
+        assert!(!path.with_extension("json.new").exists());
     });
 }
 

@@ -4,8 +4,7 @@
 
 mod page;
 
-use std::fs::OpenOptions;
-use std::io::{self, Write as _};
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -15,6 +14,7 @@ use toml::{Table, Value};
 
 use self::page::{Page, quoted_key};
 use poorwill_local::failure::Failure;
+use poorwill_local::files;
 
 #[derive(Debug, Default)]
 pub(super) struct Draft {
@@ -331,11 +331,11 @@ pub(super) fn literal(text: &str) -> String {
 
 /// Never replaces a file.
 pub(super) fn write_new(path: &Path, text: &str) -> Result<(), Failure> {
-    let written = OpenOptions::new().write(true).create_new(true).open(path);
-    written.and_then(|mut file| file.write_all(text.as_bytes())).map_err(|error| {
+    files::create(path, text).map_err(|error| {
         let help = match error.kind() {
             io::ErrorKind::AlreadyExists => "; it is not replaced: name another, or move it away",
             io::ErrorKind::NotFound => "; make its folder first, or name another",
+            io::ErrorKind::StorageFull => "; there is no file now: make space, or name one on another disk",
             io::ErrorKind::PermissionDenied => "; name one in a folder that this user may write",
             _ => "; name another",
         };

@@ -4,6 +4,7 @@ use super::super::draft::{Draft, ModelDraft, literal, of_name};
 use super::macros::Scope;
 use super::matrix;
 use super::model::{self, Usual, seconds};
+use super::names;
 use super::ports::Ports;
 use super::selector;
 use super::warnings::Warnings;
@@ -51,6 +52,7 @@ pub(super) fn converted(file: &Node) -> Result<Converted, Mistake> {
         draft.models.extend(model::converted(entry, &scope, port, &usual, &mut warnings)?);
     }
     let places = models.entries().iter().map(|entry| (literal(&entry.key), entry.place)).collect();
+    names::separate(&mut draft.models, &places, &mut warnings);
     ports.separate(&mut draft, &places, &mut warnings);
     if draft.models.is_empty() {
         return Mistake::at(models.place, "none of its models can be carried over");
@@ -79,6 +81,9 @@ fn top_level(
 ) -> Result<(), Mistake> {
     let reason = match entry.key.as_str() {
         // Looked at elsewhere.
+        "unloadTimeout" if entry.value.text() == Some("0") => {
+            "0 stands for ten seconds there; `stop_max` has its own default here"
+        }
         "models" | "macros" | "startPort" | "healthCheckTimeout" | "unloadTimeout" | "globalTTL"
         | "hooks" | "groups" | "matrix" | "routing" | "selectors" | "profiles" => return Ok(()),
         "apiKeys" => return api_keys(entry, scope, draft, warnings),

@@ -2,20 +2,22 @@
 //!
 //! Nothing is dropped silently: what has no counterpart is in a comment of the new file, and in a warning.
 
+mod address;
 mod command;
 mod convert;
 mod macros;
 mod matrix;
 mod model;
+mod names;
 mod ports;
 mod selector;
 mod warnings;
 mod yaml;
 
-use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
+use poorwill_rotate::config::{ConfigError, read_text};
 use serde::Serialize;
 
 use self::yaml::Mistake;
@@ -49,8 +51,7 @@ impl CommandOutput for ImportReport {
 
 /// Writes the file, or returns its text without one.
 pub(super) fn run(source: &Path, path: Option<&Path>) -> Result<ImportReport, Failure> {
-    let text = fs::read_to_string(source)
-        .map_err(|error| Failure::new(format!("cannot read {}: {error}", source.display())))?;
+    let text = text_of(source)?;
     let in_source =
         |mistake: Mistake| Failure::new(format!("{}: {}: {}", source.display(), mistake.place, mistake.text));
     let converted = yaml::parsed(&text).and_then(|file| convert::converted(&file)).map_err(in_source)?;
@@ -67,5 +68,14 @@ pub(super) fn run(source: &Path, path: Option<&Path>) -> Result<ImportReport, Fa
         warnings: converted.warnings,
         configuration: path.is_none().then_some(text),
         file: path.map(Path::to_path_buf),
+    })
+}
+
+fn text_of(source: &Path) -> Result<String, Failure> {
+    read_text(source).map_err(|error| match error {
+        ConfigError::Read { source: reason, .. } => {
+            Failure::new(format!("cannot read {}: {reason}", source.display()))
+        }
+        error => Failure::new(format!("{}: {error}", source.display())),
     })
 }

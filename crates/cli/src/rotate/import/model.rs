@@ -4,9 +4,9 @@ use toml::{Table, Value};
 
 use super::super::draft::{EngineDraft, ModelDraft, literal};
 use super::super::engines::{CommandLine, EngineProgram, is_secret_name, without_secrets};
+use super::address;
 use super::command::words;
 use super::macros::Scope;
-use super::ports;
 use super::warnings::Warnings;
 use super::yaml::{Entry, LineColumn, Mistake, Node, Yaml};
 
@@ -93,7 +93,7 @@ fn address(
     let (text, place) =
         proxy.map_or((PROXY, entry.place), |proxy| (proxy.text().unwrap_or_default(), proxy.place));
     if !scope.has_port() && scope.mentions(text, "PORT") {
-        let Some(port) = ports::said(model) else {
+        let Some(port) = address::said(&model.command) else {
             let reason = "its proxy has ${PORT}, and its cmd has neither that nor an option for a port";
             return Ok(Err((place, reason.to_owned())));
         };
@@ -284,6 +284,11 @@ impl Rest<'_, '_> {
         let is_filled = !value.is_null() && value.text() != Some("");
         match entry.key.as_str() {
             // Looked at elsewhere.
+            "unloadTimeout" if value.text() == Some("0") => {
+                let text =
+                    format!("{}: unloadTimeout is 0, which is the file's; so is `stop_max` here", self.here);
+                self.warnings.add(entry.place, &text);
+            }
             "cmd" | "proxy" | "env" | "checkEndpoint" | "ttl" | "unloadTimeout" | "concurrencyLimit"
             | "macros" => {}
             _ if !is_filled => {}

@@ -5,7 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr};
 
-use super::super::draft::{Draft, ModelDraft};
+use super::super::draft::Draft;
+use super::address::{self, Address};
 use super::command::without_comments;
 use super::macros::Scope;
 use super::warnings::Warnings;
@@ -58,37 +59,40 @@ impl<'y> Ports<'y> {
         Some(port)
     }
 
-    /// Gives models another port whose port an earlier one has, and the listeners free ones.
+    /// Gives models another port whose address an earlier one has, and the listeners free ones.
     pub(super) fn separate(
         &mut self,
         draft: &mut Draft,
         places: &BTreeMap<String, LineColumn>,
         warnings: &mut Warnings,
     ) {
-        let mut taken: BTreeSet<u16> = draft.models.iter().filter_map(|model| port_of(&model.url)).collect();
-        let mut seen: BTreeMap<u16, String> = BTreeMap::new();
+        let ports = draft.models.iter().filter_map(|model| Address::of_url(&model.url));
+        let mut taken: BTreeSet<u16> = ports.map(|address| address.port).collect();
+        let mut seen: BTreeMap<Address, String> = BTreeMap::new();
         draft.models.retain_mut(|model| {
-            let Some(port) = port_of(&model.url) else { return true };
-            let Some(other) = seen.get(&port) else {
-                seen.insert(port, model.name.clone());
+            let Some(address) = Address::of_url(&model.url) else { return true };
+            let Some(other) = seen.get(&address) else {
+                seen.insert(address, model.name.clone());
                 return true;
             };
-            let here = format!("model `{}`: its port {port} is that of `{other}`", model.name);
+            let url = &model.url;
+            let here = format!("model `{}`: its address {url} is that of `{other}`", model.name);
             let place = places.get(&model.name).copied().unwrap_or_default();
             let new = std::iter::from_fn(|| self.take()).find(|port| !taken.contains(port));
-            match new.filter(|_| replace(&mut model.command, port)) {
+            match new.filter(|_| address::replace(&mut model.command, address.port)) {
                 Some(new) => {
                     model.url = format!("{}:{new}", model.url.rsplit_once(':').map_or("", |(rest, _)| rest));
                     warnings.add(place, &format!("{here}; it has {new} here, in its command, too"));
                     taken.insert(new);
-                    seen.insert(new, model.name.clone());
+                    seen.insert(Address { port: new, ..address }, model.name.clone());
                     true
                 }
                 None => {
-                    warnings.add(
-                        place,
-                        &format!("{here}, and its command does not say it; it is not carried over"),
+                    let reason = format!(
+                        "{here}, and its command does not say that port; it is not carried over: each engine has an \
+                         address of its own here, so give it one, and import again"
                     );
+                    warnings.add(place, &reason);
                     false
                 }
             }
@@ -98,32 +102,4 @@ impl<'y> Ports<'y> {
         draft.front = listen();
         draft.control = listen();
     }
-}
-
-fn port_of(url: &str) -> Option<u16> {
-    url.rsplit_once(':')?.1.parse().ok()
-}
-
-/// The port that an option of a command says, such as `--listen-port 9999`.
-pub(super) fn said(model: &ModelDraft) -> Option<u16> {
-    let is_port = |option: &str| option.starts_with('-') && option.ends_with("port");
-    let behind = |pair: &[String]| is_port(&pair[0]).then(|| pair[1].parse().ok()).flatten();
-    let joined = |word: &String| word.split_once('=').filter(|(option, _)| is_port(option))?.1.parse().ok();
-    model.command.windows(2).find_map(behind).or_else(|| model.command.iter().find_map(joined))
-}
-
-/// Puts the url's port where this one is said, if it is.
-fn replace(command: &mut [String], port: u16) -> bool {
-    let port = port.to_string();
-    let mut is_replaced = false;
-    for word in command.iter_mut().skip(1) {
-        let Some(before) =
-            word.strip_suffix(&port).filter(|before| before.is_empty() || before.ends_with(['=', ':']))
-        else {
-            continue;
-        };
-        *word = format!("{before}${{PORT}}");
-        is_replaced = true;
-    }
-    is_replaced
 }

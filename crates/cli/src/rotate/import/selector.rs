@@ -6,6 +6,9 @@ use super::model::{LISTED, seconds, table};
 use super::warnings::Warnings;
 use super::yaml::{Entry, Mistake, Node};
 
+/// Keys of a selector that have a counterpart.
+const KNOWN: [&str; 7] = ["strategy", "targets", "settings", "name", "description", "unlisted", "metadata"];
+
 /// `None` for a selector that cannot be carried over, with a warning.
 pub(super) fn converted(
     entry: &Entry,
@@ -37,6 +40,14 @@ pub(super) fn converted(
             return Mistake::at(entry.place, format!("{here} has the strategy `{other}`, which is unknown"));
         }
     };
+    if models.iter().any(|model| model.is_called(&literal(&entry.key))) {
+        warnings.add(entry.place, &format!("{here} is not carried over: a model has its name"));
+        return Ok(None);
+    }
+    for other in entry.value.entries().iter().filter(|other| !KNOWN.contains(&other.key.as_str())) {
+        warnings
+            .add(other.place, &format!("{here}: {} is not carried over: there is no counterpart", other.key));
+    }
     let mut targets = Vec::new();
     for target in entry.value.get("targets").map(Node::items).unwrap_or_default() {
         let name = scope.text(target.text().unwrap_or_default(), target.place)?;
@@ -55,7 +66,7 @@ pub(super) fn converted(
     let card = CardDraft {
         display_name: text("name")?,
         description: text("description")?,
-        is_unlisted: false,
+        is_unlisted: entry.value.get("unlisted").and_then(Node::text) == Some("true"),
         metadata: metadata
             .map(|node| table(scope, node, &here, &LISTED, warnings))
             .transpose()?

@@ -330,10 +330,6 @@ fn mistakes_are_named_with_their_place() {
         ("startPort: 0\nmodels:\n  a: {cmd: '${PORT}'}\n", "line 1, column 12: startPort is `0`"),
         ("models:\n  a: {cmd: x}\n  a: {cmd: y}\n", "line 3, column 3: the key `a` is there twice"),
         ("models:\n  a: {cmd: x, proxy: 'https://a'}\n", "none of its models can be carried over"),
-        (
-            "models:\n  a: {cmd: 'x ${PORT}', aliases: [b]}\n  b: {cmd: 'x ${PORT}'}\n",
-            "this makes no configuration: ",
-        ),
     ] {
         let ran = Imported::new(yaml, &[]).ran;
         let lines: Vec<&str> = ran.stderr.lines().collect();
@@ -368,6 +364,9 @@ models:
     assert_eq!(model(&config, "a").rules.limits.start.as_secs(), 15);
     assert_eq!(model(&config, "b").rules.limits.stop, Duration::from_secs(30));
     imported.warns("model `b` has no health check; /v1/models is asked instead");
+    imported.warns("line 11, column 5: model `b`: unloadTimeout is 0, which is the file's");
+    let imported = Imported::new("unloadTimeout: 0\nmodels: {a: {cmd: 'x ${PORT}'}}\n", &[]);
+    imported.warns("line 1, column 1: unloadTimeout is not carried over: 0 stands for ten seconds there");
 }
 
 #[test]
@@ -421,11 +420,127 @@ models:
     assert_eq!(command(model(&config, "c")), ["x", "--listen-port", "5802"]);
     assert_eq!((config.front.listen.port(), config.control.listen.port()), (8081, 8082));
     for words in [
-        "line 4, column 3: model `b`: its port 9999 is that of `a`; it has 5801 here, in its command, too",
+        "line 4, column 3: model `b`: its address http://127.0.0.1:9999 is that of `a`; it has 5801 here, in its command, too",
         "model `c`: its proxy has no port; 9999 is that of its command",
-        "model `d`: its port 9999 is that of `a`, and its command does not say it; it is not carried over",
+        "model `d`: its address http://127.0.0.1:9999 is that of `a`, and its command does not say that port; it is not carried over",
         "model `e` is not carried over: its proxy has ${PORT}, and its cmd has neither",
     ] {
         imported.warns(words);
     }
+}
+
+/// What public files of other users have, in words of our own. Each model comes over, or a note says why not.
+#[test]
+fn every_model_comes_over_or_has_a_note() {
+    let containers = "
+models:
+  chat: {cmd: docker compose up chat, proxy: 'http://chat:8080', cmdStop: docker compose stop chat}
+  code: {cmd: docker compose up code, proxy: 'http://code:8080'}
+  draw: {cmd: docker compose up draw, proxy: 'http://draw:8080/', checkEndpoint: none}
+  same: {cmd: docker compose up same, proxy: 'http://CODE:8080'}
+";
+    let published = "
+macros: {run: 'docker run --init --rm -v /m:/m'}
+models:
+  one: {cmd: '${run} -p 9000:8080 i --port 8080', proxy: 'http://localhost:9000'}
+  two: {cmd: '${run} --name ${MODEL_ID} -p 9000:8080 i --port 8080', proxy: 'http://127.0.0.1:9000'}
+  inside: {cmd: '${run} --network host i --port 9000', proxy: 'http://127.0.0.1:9000'}
+";
+    let shells = "
+models:
+  a: {cmd: 'bash -c \"exec serve -m a --port 9000\"', proxy: 'http://127.0.0.1:9000'}
+  b: {cmd: \"bash -c 'source /opt/x/env.sh && exec serve -m b --port 9000'\", proxy: 'http://127.0.0.1:9000'}
+  c:
+    proxy: http://127.0.0.1:9000
+    cmd: |
+      sh -c '
+        # ends with the service
+        trap \"kill 0\" EXIT
+        serve -m c --host 0.0.0.0 --port=9000'
+    cmdStop: sh -c 'kill ${PID}; sleep 1'
+  d: {cmd: 'sh -c \"serve --port ${PORT} -m d\"'}
+  e: {cmd: 'bash -lc \"serve --port 9123\"'}
+  f: {cmd: 'systemctl --user start f', proxy: 'http://127.0.0.1:9000'}
+";
+    let names = "
+models:
+  flash: {aliases: [flash, fast, fast, ' odd'], cmd: 'serve --port ${PORT} -m f'}
+  large: {aliases: [flash, fast, slow], cmd: 'serve --port ${PORT} -m l'}
+  slow-one:
+    aliases: ['slow-one:think']
+    cmd: serve --port ${PORT} -m s
+    filters: {setParamsByID: {'${MODEL_ID}': {top_k: 1}, 'slow-one:think': {top_k: 2}, large: {top_k: 3}}}
+selectors:
+  any: {targets: [flash, large], unlisted: true, weights: [1, 2]}
+  fast: {targets: [large]}
+";
+    let pairs = "
+healthCheckTimeout: 300
+macros: {bin: /opt/llama/llama-server, common: '--no-webui -ngl 99'}
+models:
+  architect:
+    cmd: env CUDA_VISIBLE_DEVICES=0 ${bin} ${common} --port ${PORT} -m '/m/big model.gguf'
+    env: [CUDA_VISIBLE_DEVICES=0]
+    ttl: 0
+  editor:
+    cmd: |
+      # two GPUs
+      ${bin} ${common} \\
+        --port ${PORT}
+      -m /m/small.gguf
+    env: ['CUDA_VISIBLE_DEVICES=1,2']
+groups: {pair: {swap: false, exclusive: true, members: [architect, editor]}}
+hooks: {on_startup: {preload: [editor]}}
+";
+    let imported = |yaml: &str, kept: &[&str]| {
+        let imported = Imported::new(yaml, &[]);
+        let config = imported.config();
+        let found: Vec<&str> = config.models.iter().map(|model| model.name.as_str()).collect();
+        assert_eq!(found, kept, "{}", imported.ran.stderr);
+        imported
+    };
+    let of = imported(containers, &["chat", "code", "draw"]);
+    of.warns("line 6, column 3: model `same`: its address http://CODE:8080 is that of `code`");
+    of.warns("it is not carried over: each engine has an address of its own here");
+
+    let of = imported(published, &["one", "two", "inside"]);
+    let (config, port) =
+        (of.config(), |config: &Config, name: &str| model(config, name).url[17..].to_owned());
+    let two = port(&config, "two");
+    assert!(command(model(&config, "two")).contains(&format!("{two}:8080").as_str()), "{config:?}");
+    assert!(command(model(&config, "two")).ends_with(&["i", "--port", "8080"]));
+    assert!(command(model(&config, "inside")).ends_with(&["--port", &port(&config, "inside")]));
+
+    let of = imported(shells, &["a", "b", "c", "d", "e"]);
+    let config = of.config();
+    for name in ["b", "c", "d"] {
+        let model = model(&config, name);
+        let (_, port) = model.url.rsplit_once(':').unwrap();
+        let script = *command(model).last().unwrap();
+        assert!(script.contains(port) && !script.contains("9000"), "{script}");
+    }
+    assert_eq!(model(&config, "e").url, "http://localhost:9123");
+    of.warns("model `f`: its address http://127.0.0.1:9000 is that of `a`");
+
+    let of = imported(names, &["flash", "large", "slow-one"]);
+    let config = of.config();
+    assert_eq!(model(&config, "flash").aliases, ["fast"]);
+    assert_eq!(model(&config, "large").aliases, ["slow"]);
+    for words in [
+        "line 3, column 3: model `flash`: its alias \"flash\" is dropped: it is the model's own name",
+        "model `flash`: its alias \"fast\" is dropped: it is a name already",
+        "model `flash`: its alias \" odd\" is dropped: no request could say it",
+        "model `large`: its alias \"flash\" is dropped: it is a name already",
+        "model `slow-one`: its variant `large` is dropped: it is a name already",
+        "selector `any`: weights is not carried over",
+        "selector `fast` is not carried over: a model has its name",
+    ] {
+        of.warns(words);
+    }
+    assert!(config.selectors[0].card.is_hidden);
+
+    let of = imported(pairs, &["architect", "editor"]);
+    let config = of.config();
+    assert_eq!(model(&config, "editor").rules.gpus.len(), 2);
+    assert!(config.models.iter().all(|model| model.rules.together.is_some()));
 }

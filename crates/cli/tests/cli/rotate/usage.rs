@@ -33,12 +33,12 @@ fn wrong_usage_says_what_is_missing() {
         (&["rotate", "--demo", "init"], "--demo starts its own rotation"),
         (&["rotate", "dance", "--config", "rotation.toml"], "dance"),
         (&["rotate", "--demo", "--duration", "soon"], "--duration"),
-        (&["rotate", "--demo", "--duration", "0s"], "the demo has to send traffic for some time"),
+        (&["rotate", "--demo", "--duration", "0s"], "it has to be more than no time"),
         (
             &["rotate", "--demo", "--duration", "0s"],
             "\n\nUsage: poorwill rotate --config <FILE> [OPTIONS] [COMMAND]\n",
         ),
-        (&["rotate", "--demo", "--lasts", "0s"], "the demo has to send traffic for some time"),
+        (&["rotate", "--demo", "--lasts", "0s"], "it has to be more than no time"),
         (&["rotate", "--demo", "--duration", "60"], "write it like 60s or 2m"),
         (&["rotate", "validate", "--requests", "-1", "--config", "rotation.toml"], "-1"),
     ] {
@@ -105,12 +105,25 @@ fn a_configuration_that_is_none_is_named_with_its_line() {
     for more in [&[][..], &["status"], &["validate"], &["reload"]] {
         let run = |file: &str| fixture.run(&[&["rotate"], more, &["--config", file]].concat());
         run("nowhere.toml").failed(&["nowhere.toml", "No such file"]);
-        fixture.folder.write("odd.toml", format!("{}alias = [\"x\"]\n", fixture.config()));
-        run("odd.toml").failed(&["odd.toml", &line, "`alias`", "did you mean `aliases`?", "\n   | ^^^^^"]);
         fixture.folder.write("odd.toml", format!("{}level = \n", fixture.config()));
         run("odd.toml").failed(&["odd.toml", &line]);
         fixture.folder.write("odd.toml", "");
-        run("odd.toml").failed(&["odd.toml", "no model", "[[model]]"]);
+        run("odd.toml").failed(&["odd.toml: line 1, column 1: the file is empty"]);
+        let utf16: Vec<u8> = fixture.config().encode_utf16().flat_map(u16::to_le_bytes).collect();
+        fixture.folder.write("odd.toml", utf16);
+        run("odd.toml").failed(&["odd.toml: line 1, column 1: the file is UTF-16", "save it as UTF-8"]);
+        // Operators' commands use the listener for them, and look at nothing else.
+        fixture.folder.write("odd.toml", format!("{}alias = [\"x\"]\n", fixture.config()));
+        match more {
+            ["status" | "reload"] => run("odd.toml").failed(&["no service answers"]),
+            _ => run("odd.toml").failed(&[
+                "odd.toml",
+                &line,
+                "`alias`",
+                "did you mean `aliases`?",
+                "\n   | ^^^^^",
+            ]),
+        };
     }
     fixture.assert_empty();
 }

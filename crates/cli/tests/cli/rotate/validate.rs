@@ -36,15 +36,70 @@ fn honest_ones_pass() {
         ran.stdout.contains("amber") && ran.stdout.contains("birch") && ran.stdout.contains("pass"),
         "{ran:?}"
     );
+    for step in [
+        "amber: ready after ",
+        "amber: answered 1 prompts",
+        "birch: cycle 1 of 1: asleep after ",
+        "birch: pass",
+    ] {
+        assert!(ran.stderr.lines().any(|line| line.starts_with(step)), "`{step}` is not in: {}", ran.stderr);
+    }
     rotator.end();
     fixture.assert_empty();
+}
+
+/// Each sleep of its passes, and what stays in use grows.
+#[test]
+fn leaks_fail_in_several_cycles() {
+    let mut birch = Model::faulty("birch", "leaks");
+    birch.lines = "[model.rules]\nslack = \"10MiB\"\n".to_owned();
+    let fixture = Fixture::new("512MiB", vec![Model::new("amber"), birch]);
+    let rotator = fixture.start(&[]);
+    let ran = fixture.order(&["validate", "--requests", "1", "--cycles", "5", "--json"]);
+    assert_eq!(
+        (ran.code, ran.stderr.as_str()),
+        (1, "error: not valid: birch\n"),
+        "{ran:?}\n{}",
+        rotator.log()
+    );
+    assert_eq!(
+        (&walked(&ran, "amber")["verdict"], &walked(&ran, "amber")["right"]),
+        (&json!("pass"), &json!(5))
+    );
+    let birch = walked(&ran, "birch");
+    assert!(
+        birch["verdict"] == "fail" && birch["because"].as_str().unwrap().starts_with("it leaks: "),
+        "{birch}"
+    );
+    let cycles = birch["cycles"].as_array().unwrap();
+    assert_eq!(cycles.len(), 5);
+    for cycle in cycles {
+        assert!(cycle["sleep_s"].is_f64() && cycle["wake_s"].is_f64(), "{birch}");
+        assert!(cycle["asleep_bytes"][0].as_u64() > Some(0), "{birch}");
+    }
+    rotator.end();
+}
+
+/// Who is quarantined is not waited for, however long a start might take.
+#[test]
+fn a_model_that_is_given_up_ends_it() {
+    let fixture = Fixture::new("512MiB", vec![Model::faulty("birch", "says-asleep")]);
+    let config = fixture
+        .config()
+        .replace("pause_min = \"100ms\"\npause_max = \"1s\"", "pause_min = \"1h\"\npause_max = \"1h\"");
+    let rotator = fixture.start_with(&config, &[]);
+    let ran = fixture.order(&["validate", "--json"]);
+    let walked = walked(&ran, "birch");
+    let because = walked["because"].as_str().unwrap();
+    assert!(because.contains("will not be ready: it is quarantined"), "{walked}\n{}", rotator.log());
+    rotator.end();
 }
 
 #[test]
 fn liars_do_not_pass_though_no_answer_is_wrong() {
     let mut cedar = Model::faulty("cedar", "keeps-memory");
     // It keeps it for ever.
-    cedar.lines = "[model.rules]\nrelease_max = \"300ms\"\n".to_owned();
+    cedar.lines = "[model.rules]\nrelease_max = \"3s\"\n".to_owned();
     let models = vec![Model::new("amber"), Model::faulty("birch", "gibberish"), cedar];
     let fixture = Fixture::new("1GiB", models);
     let rotator = fixture.start(&[]);

@@ -1,7 +1,7 @@
 //! Kinds of canary: which is asked, and how answers are read.
 
 use poorwill_rotate::config::CanaryKind::{self, Chat, Completion, Embedding, Get, Rerank};
-use poorwill_rotate::config::EngineKind::Vllm;
+use poorwill_rotate::config::EngineKind::{Http, Vllm};
 use poorwill_rotate::config::Model;
 use poorwill_rotate::engine::{Answer, Content, EngineError, engine_of};
 
@@ -42,6 +42,35 @@ fn with_kind(url: &str, kind: CanaryKind) -> Model {
 fn lines(script: &Script) -> Vec<String> {
     let line = |asked: String| asked.split(" {").next().unwrap_or_default().to_owned();
     script.asked().into_iter().map(line).collect()
+}
+
+/// An engine for embeddings may answer completions, too, with random text.
+#[tokio::test]
+async fn what_an_engine_says_it_is_for_is_asked_first() {
+    for (list, first) in [
+        (r#"{"data":[{"id":"served","capabilities":["embed"]}]}"#, Embedding),
+        (
+            r#"{"models":[{"name":"served","capabilities":["embedding"]}],"data":[{"id":"served"}]}"#,
+            Embedding,
+        ),
+        (r#"{"data":[{"id":"served","capabilities":["rerank"]}]}"#, Rerank),
+        (r#"{"data":[{"id":"served","capabilities":["completion","embedding"]}]}"#, Completion),
+        (r#"{"data":[{"id":"other","capabilities":["embed"]}]}"#, Completion),
+        ("no JSON", Completion),
+    ] {
+        let script = Script::of(move |asked: &Received| {
+            let answer = all().into_iter().find(|(_, line, ..)| *line == asked.line);
+            answer.map_or(ok(list), |(_, _, answer, _)| ok(answer))
+        });
+        let script = script.await;
+        let mut model = model(&script.url, Http, 1);
+        model.served_as = "served".to_owned();
+        let answer = engine_of(&model).unwrap().generate(None).await.unwrap();
+        assert_eq!(answer.kind, first, "{list}");
+        model.canary.hint = Some(Embedding);
+        assert_eq!(engine_of(&model).unwrap().generate(None).await.unwrap().kind, Embedding);
+        assert_eq!(engine_of(&model).unwrap().generate(Some(Chat)).await.unwrap().kind, Chat);
+    }
 }
 
 #[tokio::test]

@@ -209,7 +209,7 @@ pub(crate) fn completion(text: &str) -> Answer {
 }
 
 fn usual_canary() -> Canary {
-    Canary { kind: None, prompt: String::new(), tokens: 16, expect: None, path: None }
+    Canary { kind: None, prompt: String::new(), tokens: 16, expect: None, path: None, hint: None }
 }
 
 /// A model whose engine is at `url`.
