@@ -10,13 +10,14 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::account::{Account, End};
 use super::api_error::{ApiError, Dialect};
 use super::connection::Connection;
+use super::engines::EngineBody;
 use super::stored::IdReader;
 use super::tunnel::Opening;
 use super::usage::UsageReader;
@@ -62,7 +63,7 @@ pub(super) enum Flow {
 }
 
 pub(super) struct Forwarded {
-    pub(super) upstream: Incoming,
+    pub(super) upstream: EngineBody,
     pub(super) aborted: Pin<Box<WaitForCancellationFutureOwned>>,
     pub(super) admission: Admission,
     pub(super) backend: Arc<dyn Backend>,
@@ -218,7 +219,8 @@ fn poll_upstream(
             Poll::Ready(Ok(Some(frame)))
         }
         Poll::Ready(None) => Poll::Ready(Ok(None)),
-        Poll::Ready(Some(Err(_))) => {
+        Poll::Ready(Some(Err(error))) => {
+            tracing::warn!(model = forwarded.route.name, %error, "an engine broke off an answer that had begun");
             forwarded.backend.suspect(forwarded.route.model);
             Poll::Ready(Err(ApiError::broken(&forwarded.route.name)))
         }

@@ -4,6 +4,7 @@ mod card;
 mod keys;
 mod mistakes;
 pub mod parameters;
+pub(crate) mod paths;
 
 use std::net::SocketAddr;
 use std::time::Duration;

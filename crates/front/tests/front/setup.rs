@@ -254,6 +254,7 @@ impl Setup {
             served_as: served_as.to_owned(),
             parameters: Arc::default(),
             in_flight: None,
+            first_byte_max: None,
         };
         let backend = Arc::new(FakeBackend {
             models: vec![
