@@ -50,6 +50,14 @@ pub struct Front {
     pub passthrough: bool,
 }
 
+impl Front {
+    /// Whether its own [`paths`](Self::paths) open this one.
+    #[must_use]
+    pub fn opens(&self, path: &str) -> bool {
+        paths::is_own(path, &self.paths)
+    }
+}
+
 /// The listener for operators.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Control {

@@ -57,7 +57,7 @@ const USUAL: &[&str] = &[
 /// Those that are read, with `?model=NAME`.
 const READ: &[&str] = &["/props", "/v1/audio/", "/sdapi/v1/"];
 
-/// Those of [`USUAL`] that are only read. A `POST` changes an engine for all its clients.
+/// Those that are only read. A `POST` changes an engine for all its clients.
 const ONLY_READ: &[&str] = &["/props", "/lora-adapters"];
 
 /// By which engines, and this service, are administrated. Those that end in a slash are prefixes.
@@ -223,7 +223,7 @@ mod tests {
     fn administration_stays_closed() {
         let own: Vec<String> = ADMINISTRATION.iter().chain(ONLY_READ).map(ToString::to_string).collect();
         let own: Vec<String> = own.into_iter().chain(["/api/", "/sdapi/"].map(str::to_owned)).collect();
-        for path in ADMINISTRATION {
+        for path in ADMINISTRATION.iter().copied() {
             assert!(mistake(path).is_some(), "{path}");
             let below = format!("{path}x");
             let first = path.find(|c: char| c.is_ascii_lowercase()).unwrap();
@@ -235,7 +235,7 @@ mod tests {
                 assert!(!is_open(&way, &own) && !is_readable(&way, &own) && !is_own(&way, &own), "{way}");
             }
         }
-        for path in ONLY_READ {
+        for path in ONLY_READ.iter().copied() {
             assert!(!is_open(path, &own) && is_readable(path, &own), "{path}");
         }
     }
@@ -249,11 +249,11 @@ mod tests {
 
     #[test]
     fn what_clients_call_is_open() {
-        for path in USUAL {
+        for path in USUAL.iter().copied() {
             assert!(!is_administration(path), "{path}");
             assert_eq!(is_open(path, &[]), !ONLY_READ.contains(&path), "{path}");
         }
-        for path in READ {
+        for path in READ.iter().copied() {
             assert!(is_readable(path, &[]) && is_usual(path), "{path}");
         }
         assert!(!is_readable("/v1/chat/completions", &[]));
