@@ -791,7 +791,7 @@ fn origins_and_paths_are_written_as_in_requests() {
     let lines = "sleep = \"POST /nap\"\nwake = \"POST /up\"\nasleep = \"GET /state?x=1\"";
     for path in ["/nap", "/up", "/state"] {
         let text = format!("[front]\npaths = [\"/ner\", \"{path}\"]\n{}", http_model(lines));
-        let error = parse(&text).unwrap_err().to_string();
+        let error = parsed(&text).unwrap_err().to_string();
         assert!(error.contains("line 2") && error.contains(path) && error.contains("`one`"), "{error}");
     }
 }
