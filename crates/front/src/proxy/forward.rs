@@ -312,7 +312,7 @@ impl Proxy {
         let body = self.read_body(body, &self.backend.front(), connection).await?;
         let is_old = parts.version < Version::HTTP_11;
         let makes_tokens = parts.method == Method::POST && !matches!(direct, Direct::Stored(_));
-        let is_repeatable = parts.method.is_idempotent() && !direct.is_websocket();
+        let is_repeatable = parts.method.is_idempotent();
         let mut upstream = self.upstream(parts, path, &route, &account.id, Segments::whole(body))?;
         if socket.is_some() {
             upgrade::switch(upstream.headers_mut());
