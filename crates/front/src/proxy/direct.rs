@@ -10,8 +10,8 @@ use super::path::{check_path, climbs};
 use super::stored::{RESPONSES, StoredResponses};
 use super::{query, websocket};
 use crate::backend::{Backend, Route};
-use crate::settings::paths::{self, decoded};
 use crate::settings;
+use crate::settings::paths::{self, decoded};
 
 /// Where the paths of engines are.
 const ENGINES: &str = "/engines/";
@@ -64,7 +64,11 @@ impl Direct {
         if is_websocket {
             let is_path = path.strip_prefix('/').is_some_and(|rest| check_path(rest).is_ok());
             let is_open = path == websocket::REALTIME || paths::is_own(path, &front.paths);
-            return if is_path && is_open { Ok(Some(Self::WebSocket)) } else { Err(ApiError::no_websocket()) };
+            return if is_path && is_open {
+                Ok(Some(Self::WebSocket))
+            } else {
+                Err(ApiError::no_websocket())
+            };
         }
         if path == websocket::REALTIME && !paths::is_own(path, &front.paths) {
             return Err(ApiError::upgrade_required("this path is for WebSockets"));

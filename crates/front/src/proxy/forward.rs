@@ -537,7 +537,9 @@ impl Job {
             Err(failed) => failed,
         };
         let is_unsent = matches!(failed, Unanswered::Broken { is_unsent: true, .. });
-        let Some(spare) = spare.filter(|_| is_unsent || self.is_repeatable) else { return Err(failed.into()) };
+        let Some(spare) = spare.filter(|_| is_unsent || self.is_repeatable) else {
+            return Err(failed.into());
+        };
         // It was refused in the last moment, if it went out at all.
         self.check().map_err(NoAnswer::NotOwned)?;
         proxy.requests.repeated(&route.name);
@@ -763,7 +765,8 @@ async fn kept_response(
     id: &str,
 ) -> Result<Response<Flow>, ApiError> {
     let status = response.status();
-    if !matches!(status, StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED) {
+    if !matches!(status, StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED)
+    {
         return Ok(response);
     }
     let (mut parts, flow) = response.into_parts();

@@ -183,8 +183,7 @@ pub(crate) fn mistake(path: &str) -> Option<&'static str> {
     let is_plain = |byte: u8| byte.is_ascii_graphic() && !b"?#%\\".contains(&byte);
     let rest = path.strip_prefix('/').unwrap_or_default();
     let mut segments = rest.strip_suffix('/').unwrap_or(rest).split('/');
-    let is_path =
-        rest.bytes().all(is_plain) && segments.all(|segment| !matches!(segment, "" | "." | ".."));
+    let is_path = rest.bytes().all(is_plain) && segments.all(|segment| !matches!(segment, "" | "." | ".."));
     if !is_path {
         return Some("say a path such as \"/v1/tokenize\", or a prefix such as \"/v1/audio/\"");
     }

@@ -50,16 +50,18 @@ fn a_query_names_the_model_where_no_body_does() {
             for method in ["GET", "HEAD"] {
                 get(&mut client, method, &format!("{path}?a=b&model=large")).await;
                 let (head, _) = setup.answered(last_answer("").replacen("200", "204", 1)).await;
-                assert_eq!(
-                    head.first,
-                    format!("{method} {path}?a=b&model=/models/%22two%22 HTTP/1.1")
-                );
+                assert_eq!(head.first, format!("{method} {path}?a=b&model=/models/%22two%22 HTTP/1.1"));
                 assert_eq!(client.head().await.status(), 204);
             }
-            for (query, status) in [("", 400), ("?model=", 400), ("?model=a&model=b", 400), ("?model=x", 404)] {
+            for (query, status) in [("", 400), ("?model=", 400), ("?model=a&model=b", 400), ("?model=x", 404)]
+            {
                 get(&mut client, "GET", &format!("{path}{query}")).await;
                 let (head, said) = client.json().await;
-                assert_eq!((head.status(), &said["error"]["param"]), (status, &"model".into()), "{path}{query}");
+                assert_eq!(
+                    (head.status(), &said["error"]["param"]),
+                    (status, &"model".into()),
+                    "{path}{query}"
+                );
             }
         }
         // A body that names one counts; else it stays as it is.

@@ -45,7 +45,10 @@ impl Config {
                 let path = call.path.split('?').next().unwrap_or_default();
                 mistakes.of("front").add_if(
                     self.front.opens(path),
-                    format!("paths opens {path:?}, by which model `{}` sleeps or wakes; leave it out", model.name),
+                    format!(
+                        "paths opens {path:?}, by which model `{}` sleeps or wakes; leave it out",
+                        model.name
+                    ),
                 );
             }
         }
