@@ -195,7 +195,7 @@ impl Requests {
     }
 
     /// Counts a request that was sent once more.
-    pub(crate) fn repeated(&self, model: &str) {
+    pub fn repeated(&self, model: &str) {
         self.repeats.of(OfModel { model: model.to_owned() }).inc();
     }
 
