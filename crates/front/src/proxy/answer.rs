@@ -33,7 +33,7 @@ pub(super) struct Broken;
 /// Completes after the client has disconnected.
 pub(super) type Gone = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// Resolves to an engine's events, or to a final error event.
-pub(super) type Upcoming = Pin<Box<dyn Future<Output = Result<Forwarded, Ending>> + Send>>;
+pub(super) type Upcoming = Pin<Box<dyn Future<Output = Result<Box<Forwarded>, Ending>> + Send>>;
 
 /// A stream that ended before it began.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ pub(super) struct AnswerBody {
 pub(super) enum Flow {
     /// Own bytes, until they are sent.
     Whole(Option<Bytes>),
-    Forwarded(Forwarded),
+    Forwarded(Box<Forwarded>),
     Waiting(Waiting),
     /// A WebSocket, which leaves HTTP and has no body.
     Upgraded(Box<Opening>),

@@ -140,7 +140,11 @@ impl Engines {
         let mut body = EngineBody { body, link: Some(link), kept, first: None };
         if body.body.is_end_stream() && parts.status != StatusCode::SWITCHING_PROTOCOLS {
             // Its client's connection does not poll an empty body.
-            poll_fn(|cx| Poll::Ready(body.has_ended(cx))).await;
+            poll_fn(|cx| {
+                body.has_ended(cx);
+                Poll::Ready(())
+            })
+            .await;
         }
         Ok(Response::from_parts(parts, body))
     }

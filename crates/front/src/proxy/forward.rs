@@ -491,7 +491,7 @@ impl Job {
         response: Response<Flow>,
         route: &Route,
         dialect: Dialect,
-    ) -> Result<Forwarded, Ending> {
+    ) -> Result<Box<Forwarded>, Ending> {
         let status = response.status();
         let Flow::Forwarded(mut forwarded) = response.into_body() else {
             let error = ApiError::broken(&route.name);
@@ -702,7 +702,7 @@ impl Job {
             stored: self.stored.filter(|_| usage.is_some()),
             usage,
         };
-        let mut response = Response::new(Flow::Forwarded(forwarded));
+        let mut response = Response::new(Flow::Forwarded(Box::new(forwarded)));
         *response.status_mut() = parts.status;
         *response.headers_mut() = parts.headers;
         response

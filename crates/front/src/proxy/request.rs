@@ -63,7 +63,8 @@ pub(super) fn about(parts: &Parts, front: &settings::Front) -> Result<About, Api
     }
     let is_readable = || paths::is_readable(path, &front.paths);
     // A browser's question before it reads is answered elsewhere.
-    if !is_open && !(parts.method == Method::OPTIONS && is_readable()) {
+    let is_asked = parts.method == Method::OPTIONS && is_readable();
+    if !(is_open || is_asked) {
         return Err(if is_readable() {
             ApiError::no_method("GET, HEAD")
         } else if paths::is_administration(path) {
