@@ -112,6 +112,8 @@ pub struct Route {
     pub parameters: Arc<Parameters>,
     /// Counts the request, for the choices of selectors.
     pub in_flight: Option<Arc<InFlight>>,
+    /// How long its engine may send nothing of an answer; `None` for ever.
+    pub first_byte_max: Option<Duration>,
 }
 
 /// A name in the list of models.

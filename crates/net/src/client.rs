@@ -1,4 +1,4 @@
-//! The HTTP client for engines, collectors and a running rotation.
+//! The HTTP client for control calls of engines, for collectors, and for a running rotation.
 //!
 //! Promises:
 //!
@@ -24,11 +24,8 @@ use crate::tls::{ClientTls, Connector, TlsFailure};
 /// Most characters of a remote message in an error.
 pub const EXCERPT_MAX: usize = 300;
 
-/// A client of servers at `http://`, and at `https://` if it has TLS. Clones share its connections.
+/// A client of servers at `http://`. Clones share its connections.
 pub type HttpClient<B> = legacy::Client<Connector, B>;
-
-/// Idle connections to each engine. More would take descriptors that clients and control need.
-const IDLE_MAX: usize = 64;
 
 /// How often a connection without data is probed, and how often in vain.
 const KEEPALIVE: Duration = Duration::from_secs(5);
@@ -37,29 +34,23 @@ const KEEPALIVE_TRIES: u32 = 3;
 /// Keeps connections for reuse up to `idle`, or not at all.
 #[must_use]
 pub fn client<B: Body<Data: Send> + Send>(connect_max: Duration, idle: Option<Duration>) -> HttpClient<B> {
-    client_with(connect_max, idle, None)
-}
-
-/// The same for servers at `https://`, too.
-#[must_use]
-pub fn client_with<B: Body<Data: Send> + Send>(
-    connect_max: Duration,
-    idle: Option<Duration>,
-    tls: Option<ClientTls>,
-) -> HttpClient<B> {
     let mut builder = legacy::Client::builder(TokioExecutor::new());
     match idle {
-        Some(idle) => {
-            builder.pool_timer(TokioTimer::new()).pool_idle_timeout(idle).pool_max_idle_per_host(IDLE_MAX)
-        }
+        Some(idle) => builder.pool_timer(TokioTimer::new()).pool_idle_timeout(idle),
         None => builder.pool_max_idle_per_host(0).retry_canceled_requests(false),
     };
+    builder.build(connector(connect_max, None))
+}
+
+/// Opens connections to servers at `http://`, and at `https://` if it has TLS.
+#[must_use]
+pub fn connector(connect_max: Duration, tls: Option<ClientTls>) -> Connector {
     let mut connector = HttpConnector::new();
     // A machine that lost its power says nothing more.
     connector.set_keepalive(Some(KEEPALIVE));
     connector.set_keepalive_interval(Some(KEEPALIVE));
     connector.set_keepalive_retries(Some(KEEPALIVE_TRIES));
-    builder.build(Connector::new(connector, connect_max, tls))
+    Connector::new(connector, connect_max, tls)
 }
 
 /// A request without a body, or with this one as JSON.
@@ -124,18 +115,18 @@ pub fn is_unreachable(error: &legacy::Error) -> bool {
     error.is_connect() && !is_late(error) && (io_kinds(error).any(is_away) || is_unknown_name())
 }
 
-/// Whether this process or machine has no descriptor left, for which no engine is to blame.
+/// Whether connecting failed since this process or machine has no descriptor left, for which no engine is to blame.
 #[must_use]
-pub fn is_out_of_descriptors(error: &legacy::Error) -> bool {
+pub fn is_out_of_descriptors(error: &(dyn Error + 'static)) -> bool {
     use rustix::io::Errno;
     let full = [Errno::MFILE, Errno::NFILE].map(|error| Some(error.raw_os_error()));
     let is_full = |error: &io::Error| full.contains(&error.raw_os_error());
-    error.is_connect() && causes(error).any(|cause| cause.downcast_ref().is_some_and(is_full))
+    causes(error).any(|cause| cause.downcast_ref().is_some_and(is_full))
 }
 
 /// What TLS failed by, if it did.
 #[must_use]
-pub fn tls_failure(error: &legacy::Error) -> Option<&TlsFailure> {
+pub fn tls_failure<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a TlsFailure> {
     causes(error).find_map(|cause| cause.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref())
 }
 

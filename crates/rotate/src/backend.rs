@@ -57,7 +57,8 @@ impl ServiceHandle {
 fn to(destination: Destination) -> Route {
     let Destination { id, model, served_as, parameters, in_flight } = destination;
     let (name, url, in_flight) = (model.name.clone(), model.url.clone(), Some(Arc::new(in_flight)));
-    Route { model: ModelNumber(id.0), name, url, served_as, parameters, in_flight }
+    let first_byte_max = model.first_byte_max;
+    Route { model: ModelNumber(id.0), name, url, served_as, parameters, in_flight, first_byte_max }
 }
 
 fn refused(by: service::Refused) -> Refused {

@@ -121,6 +121,7 @@ impl RouterBackend {
             url: copy.url,
             served_as: served_as.to_owned(),
             parameters: Arc::new(Parameters::default()),
+            first_byte_max: None,
         })
     }
 
@@ -134,6 +135,7 @@ impl RouterBackend {
             served_as: served_as.to_owned(),
             parameters: Arc::new(Parameters::default()),
             in_flight: None,
+            first_byte_max: None,
         }
     }
 

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use super::source::Secret;
 use super::tls::server_files;
 use super::values::{KeySource, KeySources, Size, Wait};
-use crate::settings::{Control, Front, Key, SectionMistakes};
+use crate::settings::{Control, Front, Key, SectionMistakes, paths};
 
 /// On the loopback address.
 const FRONT_PORT: u16 = 8080;
@@ -125,10 +125,8 @@ impl RawFront {
                  \"https://chat.example\""
             ));
         }
-        for path in self.paths.iter().filter(|path| !is_client_path(path)) {
-            mistakes.add(format!(
-                "paths has {path:?}; say a path such as \"/v1/tokenize\", or a prefix such as \"/v1/audio/\""
-            ));
+        for (path, reason) in self.paths.iter().filter_map(|path| Some((path, paths::mistake(path)?))) {
+            mistakes.add(format!("paths has {path:?}; {reason}"));
         }
     }
 }
@@ -148,14 +146,6 @@ fn is_origin(text: &str) -> bool {
         && !host.is_empty()
         && host.bytes().all(is_plain)
         && !is_usual
-}
-
-/// Requests are compared with it as they are written.
-fn is_client_path(path: &str) -> bool {
-    let Some(rest) = path.strip_prefix("/v1/") else { return false };
-    let is_plain = |byte: u8| byte.is_ascii_graphic() && !b"?#%\\".contains(&byte);
-    let segments = rest.strip_suffix('/').unwrap_or(rest).split('/');
-    rest.bytes().all(is_plain) && segments.into_iter().all(|segment| !matches!(segment, "" | "." | ".."))
 }
 
 /// Whether both cannot be bound at once. Port 0 means any free port.

@@ -10,13 +10,14 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::account::{Account, End};
 use super::api_error::{ApiError, Dialect};
 use super::connection::Connection;
+use super::engines::EngineBody;
 use super::stored::IdReader;
 use super::tunnel::Opening;
 use super::usage::UsageReader;
@@ -32,7 +33,7 @@ pub(super) struct Broken;
 /// Completes after the client has disconnected.
 pub(super) type Gone = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// Resolves to an engine's events, or to a final error event.
-pub(super) type Upcoming = Pin<Box<dyn Future<Output = Result<Forwarded, Ending>> + Send>>;
+pub(super) type Upcoming = Pin<Box<dyn Future<Output = Result<Box<Forwarded>, Ending>> + Send>>;
 
 /// A stream that ended before it began.
 #[derive(Debug)]
@@ -51,7 +52,7 @@ pub(super) struct AnswerBody {
 pub(super) enum Flow {
     /// Own bytes, until they are sent.
     Whole(Option<Bytes>),
-    Forwarded(Forwarded),
+    Forwarded(Box<Forwarded>),
     Waiting(Waiting),
     /// A WebSocket, which leaves HTTP and has no body.
     Upgraded(Box<Opening>),
@@ -62,7 +63,7 @@ pub(super) enum Flow {
 }
 
 pub(super) struct Forwarded {
-    pub(super) upstream: Incoming,
+    pub(super) upstream: EngineBody,
     pub(super) aborted: Pin<Box<WaitForCancellationFutureOwned>>,
     pub(super) admission: Admission,
     pub(super) backend: Arc<dyn Backend>,
@@ -219,7 +220,8 @@ fn poll_upstream(
             Poll::Ready(Ok(Some(frame)))
         }
         Poll::Ready(None) => Poll::Ready(Ok(None)),
-        Poll::Ready(Some(Err(_))) => {
+        Poll::Ready(Some(Err(error))) => {
+            tracing::warn!(model = forwarded.route.name, %error, "an engine broke off an answer that had begun");
             forwarded.backend.suspect(forwarded.route.model);
             Poll::Ready(Err(ApiError::broken(&forwarded.route.name)))
         }

@@ -85,8 +85,11 @@ impl ApiError {
             500.. => "server_error",
             _ => "invalid_request_error",
         };
-        let message = message.into();
-        Self { status, kind, code, param: None, message, header: None, is_not_begun: false }
+        let (param, message) = (None, message.into());
+        let error = Self { status, kind, code, param, message, header: None, is_not_begun: false };
+        // Each of them may go well later.
+        let is_passing = matches!(status.as_u16(), 429 | 502..=504);
+        if is_passing { error.retry_after(None) } else { error }
     }
 
     fn retry_after(mut self, wait: Option<Duration>) -> Self {
@@ -162,7 +165,7 @@ impl ApiError {
         let text = format!(
             "model `{name}` is not ready, and parts of an open page do not wake it; load the page again"
         );
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", text).retry_after(None)
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", text)
     }
 
     pub(super) fn bad_model(message: &str) -> Self {
@@ -227,7 +230,8 @@ impl ApiError {
             BodyError::NotJson(why) => format!("the body is no JSON object: {why}"),
             BodyError::NotForm(why) => format!("the body is no form by its type: {why}"),
             BodyError::NoModel => {
-                "the body has no `model`; GET /v1/models lists those that there are".to_owned()
+                "neither the body nor the query names a `model`; GET /v1/models lists those that there are"
+                    .to_owned()
             }
             BodyError::NotString => "the `model` of the body is no string".to_owned(),
             BodyError::Duplicate => "the body has more than one `model`; say one".to_owned(),
@@ -254,12 +258,12 @@ impl ApiError {
 
     pub(super) fn many_slow_bodies(max: usize) -> Self {
         let text = format!("{max} bodies come slowly at present, which is the limit; try again");
-        Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", text).retry_after(None)
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", text)
     }
 
     pub(super) fn bodies_full(max_bytes: u64) -> Self {
         let text = format!("the bodies of all requests would be longer than {max_bytes} bytes; try again");
-        Self::new(StatusCode::TOO_MANY_REQUESTS, "bodies_full", text).retry_after(None)
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "bodies_full", text)
     }
 
     pub(super) fn large_body(max_bytes: u64) -> Self {
@@ -275,18 +279,18 @@ impl ApiError {
     pub(super) fn heads_full() -> Self {
         let text =
             "the unfinished heads of all requests are too long together; try again, or send a shorter one";
-        Self::new(StatusCode::TOO_MANY_REQUESTS, "heads_full", text).retry_after(None)
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "heads_full", text)
     }
 
     pub(super) fn crowded(max: usize) -> Self {
         let text = format!("{max} requests are in progress, which is the limit; try again");
-        Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", text).retry_after(None)
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", text)
     }
 
     pub(super) fn key_crowded(name: &str, max: usize) -> Self {
         let text =
             format!("{max} requests with keys of `{name}` are in progress, which is their limit; try again");
-        Self::new(StatusCode::TOO_MANY_REQUESTS, "key_requests_full", text).retry_after(None)
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "key_requests_full", text)
     }
 
     /// As it is certain that no engine has the request.
@@ -338,21 +342,21 @@ impl ApiError {
             NotOwned::Placement => misdirected("not_placed"),
             NotOwned::Nowhere => {
                 let text = format!("model `{name}` is not served now: {why}; try again");
-                Self::new(StatusCode::SERVICE_UNAVAILABLE, "not_placed", text).retry_after(None)
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "not_placed", text)
             }
         }
     }
 
     pub(super) fn aborted(name: &str) -> Self {
         let text = format!("model `{name}` had to leave before the answer was complete; try again");
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "aborted", text).retry_after(None)
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "aborted", text)
     }
 
     pub(super) fn no_descriptor(name: &str) -> Self {
         let text = format!(
             "no file descriptor is left for a connection to model `{name}`; try again, or raise the service's limit"
         );
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "no_descriptor", text).retry_after(None)
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "no_descriptor", text)
     }
 
     pub(super) fn unreachable(name: &str) -> Self {
@@ -363,6 +367,27 @@ impl ApiError {
     pub(super) fn broken(name: &str) -> Self {
         let text = format!("the engine of model `{name}` broke off its answer; try again");
         Self::new(StatusCode::BAD_GATEWAY, "engine_broke_off", text)
+    }
+
+    /// By the model's own rule.
+    pub(super) fn engine_late(name: &str, limit: Duration) -> Self {
+        let text = format!(
+            "the engine of model `{name}` sent no byte of its answer for {} s, which is `first_byte_max` of its rules; \
+             try again",
+            limit.as_secs_f64()
+        );
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "engine_late", text)
+    }
+
+    /// An engine that made a response, and does not have it.
+    pub(super) fn response_not_kept(name: &str, id: &str, status: StatusCode) -> Self {
+        let id: String = id.chars().take(256).collect();
+        let text = format!(
+            "response `{id}` was made by model `{name}`, whose engine keeps no responses, or not this one (it answered \
+             {}); send the whole conversation as `input`",
+            status.as_u16()
+        );
+        Self::new(StatusCode::NOT_FOUND, "response_not_kept", text)
     }
 
     pub(super) fn engine_error(name: &str, status: StatusCode, excerpt: &str) -> Self {

@@ -39,6 +39,8 @@ const FIELDS_MAX: usize = 64;
 #[derive(Debug)]
 pub(super) struct Connection {
     socket: Socket,
+    /// Asked once: each question is a system call.
+    peer: Option<SocketAddr>,
     slot: Slot,
     flushes: AtomicU64,
     flushed: AtomicWaker,
@@ -64,7 +66,9 @@ impl Connection {
     }
 
     pub(super) fn new(socket: Socket, slot: Slot) -> Self {
+        let peer = socket.peer_addr().ok();
         Self {
+            peer: peer.map(|peer| SocketAddr::new(peer.ip().to_canonical(), peer.port())),
             socket,
             slot,
             flushes: AtomicU64::new(0),
@@ -76,10 +80,9 @@ impl Connection {
         }
     }
 
-    /// The client's address, or that of a proxy before it. `None` if it has disconnected.
+    /// The client's address, or that of a proxy before it. `None` if it disconnected at once.
     pub(super) fn peer(&self) -> Option<SocketAddr> {
-        let peer = self.socket.peer_addr().ok()?;
-        Some(SocketAddr::new(peer.ip().to_canonical(), peer.port()))
+        self.peer
     }
 
     fn ending(&self) -> MutexGuard<'_, AnswerEnding> {

@@ -1,15 +1,17 @@
-//! Requests that do not name their model in a body: for stored responses, WebSockets, and engines' own pages.
+//! Requests that do not name their model in a body: for stored responses, for what is read, WebSockets, and engines' own
+//! pages.
 
 use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, header};
 
 use super::api_error::ApiError;
-use super::path::{check_path, decoded, is_listed as is_one_of};
+use super::path::{check_path, climbs};
 use super::stored::{RESPONSES, StoredResponses};
-use super::websocket;
+use super::{query, websocket};
 use crate::backend::{Backend, Route};
 use crate::settings;
+use crate::settings::paths::{self, decoded};
 
 /// Where the paths of engines are.
 const ENGINES: &str = "/engines/";
@@ -21,6 +23,8 @@ pub(super) enum Direct {
     /// For the response of this identifier.
     Stored(String),
     WebSocket,
+    /// Reads what is at a path of the model that the query names.
+    Read,
     /// For a path of an engine.
     Engine {
         is_websocket: bool,
@@ -58,17 +62,21 @@ impl Direct {
             };
         }
         if is_websocket {
-            let paths = [websocket::REALTIME].into_iter().chain(front.paths.iter().map(String::as_str));
-            let is_path = path.strip_prefix("/v1/").is_some_and(|rest| check_path(rest).is_ok());
-            return if is_path && is_one_of(path, paths) {
+            let is_path = path.strip_prefix('/').is_some_and(|rest| check_path(rest).is_ok());
+            let is_open = path == websocket::REALTIME || paths::is_own(path, &front.paths);
+            return if is_path && is_open {
                 Ok(Some(Self::WebSocket))
             } else {
                 Err(ApiError::no_websocket())
             };
         }
-        let is_listed = || is_one_of(path, front.paths.iter().map(String::as_str));
-        if path == websocket::REALTIME && !is_listed() {
+        if path == websocket::REALTIME && !paths::is_own(path, &front.paths) {
             return Err(ApiError::upgrade_required("this path is for WebSockets"));
+        }
+        let is_reading = parts.method == Method::GET || parts.method == Method::HEAD;
+        if is_reading && paths::is_readable(path, &front.paths) {
+            check_path(path.strip_prefix('/').unwrap_or_default())?;
+            return Ok(Some(Self::Read));
         }
         stored_id(&parts.method, path).map(|id| id.map(Self::Stored))
     }
@@ -94,14 +102,14 @@ impl Direct {
                 let route = route.ok_or_else(|| ApiError::no_response(id))?;
                 Ok(Directed::To(EngineTarget { route, path, base: None }))
             }
-            Self::WebSocket => {
-                let name = websocket::model_of(path.query())?;
+            Self::WebSocket | Self::Read => {
+                let name = query::model_of(path.query())?;
                 let route =
                     backend.route(&name).ok_or_else(|| ApiError::no_model(&name, &backend.listed()))?;
                 let path = if route.served_as == name {
                     Some(path)
                 } else {
-                    websocket::with_model(&path, &route.served_as)
+                    query::with_model(&path, &route.served_as)
                 };
                 let path = path.ok_or_else(ApiError::no_path)?;
                 Ok(Directed::To(EngineTarget { route, path, base: None }))
@@ -157,6 +165,9 @@ fn engine_path(path: &PathAndQuery, backend: &dyn Backend) -> Result<Directed, A
     if end == rest.len() {
         let there = HeaderValue::try_from(format!("{base}/{query}"));
         return there.map(Directed::Slash).map_err(|_| bad());
+    }
+    if climbs(&rest[end..]) {
+        return Err(ApiError::bad("a path of an engine has no `.` and `..`, also not encoded"));
     }
     let path = format!("{}{query}", &rest[end..]).parse().map_err(|_| bad())?;
     Ok(Directed::To(EngineTarget { route, path, base: Some(base) }))

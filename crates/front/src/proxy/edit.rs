@@ -75,11 +75,12 @@ mod tests {
             served_as: served_as.to_owned(),
             parameters: Arc::new(Parameters { set, strip: strip.iter().map(ToString::to_string).collect() }),
             in_flight: None,
+            first_byte_max: None,
         }
     }
 
     fn sent(body: &str, route: &Route) -> String {
-        let asked = parse(body.as_bytes()).unwrap().name;
+        let asked = parse(body.as_bytes()).unwrap().name.unwrap();
         let segments = edited(Bytes::copy_from_slice(body.as_bytes()), &asked, route).unwrap();
         String::from_utf8(segments.concat()).unwrap()
     }

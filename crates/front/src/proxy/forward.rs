@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::uri::{PathAndQuery, Scheme};
+use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header};
 use http_body_util::{BodyExt, Either, Empty, Limited};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
@@ -25,6 +25,7 @@ use super::body::{Bodies, BodyReader};
 use super::connection::Connection;
 use super::direct::{self, Direct, Directed, EngineTarget};
 use super::edit;
+use super::engines::{EngineBody, Engines, Unanswered};
 use super::json::{self, RequestFields};
 use super::limits::{Backoff, KeyRequests};
 use super::local::Catalogue;
@@ -36,12 +37,12 @@ use super::stored::{IdReader, RESPONSES, StoredResponses};
 use super::timeouts::Timeouts;
 use super::tunnel::{Opening, Tunnel, TunnelLimits, TunnelPlace};
 use super::usage::UsageReader;
-use super::{upgrade, websocket};
+use super::{query, upgrade, websocket};
 use crate::backend::NotOwned;
 use crate::backend::{Admission, Backend, Route};
 use crate::requests::{Progress, Requests};
-use crate::settings::{Front, Key, KeyShare};
-use poorwill_net::client::{HttpClient, is_out_of_descriptors, tls_failure};
+use crate::settings::{Front, Key, KeyShare, paths};
+use poorwill_net::client::{is_out_of_descriptors, tls_failure};
 
 /// Most bytes of an engine's error answer in an error event.
 const EXCERPT_MAX_BYTES: usize = 64 << 10;
@@ -51,7 +52,7 @@ pub(super) struct Proxy {
     backend: Arc<dyn Backend>,
     timeouts: Timeouts,
     requests: Arc<Requests>,
-    client: HttpClient<Segments>,
+    engines: Engines,
     ids: Ids,
     active: Arc<AtomicUsize>,
     key_requests: KeyRequests,
@@ -78,8 +79,8 @@ impl Proxy {
     }
 
     pub(super) fn new(backend: Arc<dyn Backend>, timeouts: Timeouts) -> Self {
-        let client =
-            poorwill_net::client::client_with(timeouts.connect, Some(timeouts.idle), backend.upstream_tls());
+        let engines =
+            Engines::new(timeouts.connect, timeouts.idle, backend.upstream_tls(), backend.is_router());
         let active = Arc::new(AtomicUsize::new(0));
         let (ids, bodies, catalogue) = (Ids::default(), Arc::default(), Catalogue::new());
         let (key_requests, backoff, stored) = (KeyRequests::default(), Backoff::default(), Arc::default());
@@ -88,7 +89,7 @@ impl Proxy {
             requests,
             backend,
             timeouts,
-            client,
+            engines,
             ids,
             active,
             key_requests,
@@ -185,6 +186,7 @@ impl Proxy {
         }
         match about {
             About::Models => Ok(json_of(self.catalogue.all(&*self.backend))),
+            About::Tags => Ok(json_of(self.catalogue.tags(&*self.backend))),
             About::Model(name) => {
                 let found = self.catalogue.one(&*self.backend, name);
                 found.map(json_of).ok_or_else(|| ApiError::no_model(name, &self.backend.listed()))
@@ -242,15 +244,29 @@ impl Proxy {
         let kind = request::body_kind(path.path(), &parts.headers)?;
         let body = self.read_body(body, front, connection).await?;
         let (RequestFields { name, is_stream }, span) = fields_of(&kind, &body)?;
+        // A body that names a model counts, as it does for engines.
+        let is_of_query = name.is_none() && query::has_model(path.query());
+        let name = match name {
+            Some(name) => name,
+            None if is_of_query => query::model_of(path.query())?,
+            None => return Err(ApiError::invalid_body(json::BodyError::NoModel)),
+        };
         let route = self.choose_route(&name, account)?;
+        let renamed = (is_of_query && name != route.served_as)
+            .then(|| query::with_model(&path, &route.served_as).ok_or_else(ApiError::no_path));
+        let path = renamed.transpose()?.unwrap_or(path);
         let stored = match path.path() {
             RESPONSES => self.stored.reader(&body, &route.name, account.key.as_deref())?,
             _ => None,
         };
         let segments = match span {
             Some(span) => Segments::with(&body, span, route.served_as.clone()),
+            None if is_of_query => Segments::edited(body, &route.served_as, &route)?,
             None => Segments::edited(body, &name, &route)?,
         };
+        // Asking twice for text does no harm, and is better than no answer. Of other paths that is not known here.
+        let is_repeatable = stored.is_none() && paths::is_usual(path.path());
+        let has_events = is_stream && paths::streams_events(path.path());
         let is_old = parts.version < Version::HTTP_11;
         let dialect = Dialect::of(path.path());
         let upstream = self.upstream(parts, path, &route, &account.id, segments)?;
@@ -263,11 +279,12 @@ impl Proxy {
             is_old,
             progress: account.progress().clone(),
             makes_tokens: true,
+            is_repeatable,
             stored,
             socket: None,
             base: None,
         };
-        match front.keep_alive.filter(|_| is_stream) {
+        match front.keep_alive.filter(|_| has_events) {
             Some(every) => job.forward_with_keep_alive(every).await,
             None => job.forward().await,
         }
@@ -295,6 +312,7 @@ impl Proxy {
         let body = self.read_body(body, &self.backend.front(), connection).await?;
         let is_old = parts.version < Version::HTTP_11;
         let makes_tokens = parts.method == Method::POST && !matches!(direct, Direct::Stored(_));
+        let is_repeatable = parts.method.is_idempotent();
         let mut upstream = self.upstream(parts, path, &route, &account.id, Segments::whole(body))?;
         if socket.is_some() {
             upgrade::switch(upstream.headers_mut());
@@ -308,11 +326,17 @@ impl Proxy {
             is_old,
             progress: account.progress().clone(),
             makes_tokens,
+            is_repeatable,
             stored: None,
             socket,
             base,
         };
-        job.forward().await
+        let route = Arc::clone(&job.route);
+        let response = job.forward().await?;
+        match direct {
+            Direct::Stored(id) => kept_response(response, &route, id).await,
+            _ => Ok(response),
+        }
     }
 
     fn upstream(
@@ -323,14 +347,14 @@ impl Proxy {
         id: &HeaderValue,
         segments: Segments,
     ) -> Result<Request<Segments>, ApiError> {
-        let uri = uri_of(route, path)?;
         let mut headers = parts.headers;
         request::upstream_headers(&mut headers);
+        headers.insert(header::HOST, host_of(route)?);
         headers.insert(REQUEST_ID.clone(), id.clone());
         self.ids.trace(&mut headers);
         let mut request = Request::new(segments);
         *request.method_mut() = parts.method;
-        *request.uri_mut() = uri;
+        *request.uri_mut() = Uri::from(path);
         *request.headers_mut() = headers;
         Ok(request)
     }
@@ -342,24 +366,30 @@ impl Proxy {
         &self,
         route: &Route,
         client: OnUpgrade,
-        engine: Option<OnUpgrade>,
+        engine: EngineBody,
         admission: Admission,
-        parts: &http::response::Parts,
+        mut parts: http::response::Parts,
     ) -> Result<Response<Flow>, ApiError> {
-        let engine = match engine {
-            Some(engine) => engine.await.ok(),
+        let engine = match parts.extensions.remove::<OnUpgrade>() {
+            Some(upgrade) => engine.upgraded(upgrade).await.ok(),
             None => None,
         };
         let Some(engine) = engine else {
-            self.backend.suspect(route.model);
+            self.blame(route, &"a WebSocket did not begin");
             return Err(ApiError::broken(&route.name));
         };
         let (backend, model) = (Arc::clone(&self.backend), route.model);
         let opening = Opening { client, engine, admission, backend, model };
         let mut response = Response::new(Flow::Upgraded(Box::new(opening)));
         *response.status_mut() = parts.status;
-        *response.headers_mut() = parts.headers.clone();
+        *response.headers_mut() = parts.headers;
         Ok(response)
+    }
+
+    /// Has an engine looked at that gave no answer.
+    fn blame(&self, route: &Route, reason: &dyn std::fmt::Display) {
+        tracing::warn!(model = route.name, %reason, "an engine gave no answer to a request");
+        self.backend.suspect(route.model);
     }
 }
 
@@ -369,6 +399,23 @@ struct Asked<'c> {
     path: PathAndQuery,
     body: Incoming,
     connection: &'c Connection,
+}
+
+/// Why an engine gave no answer.
+enum NoAnswer {
+    /// The node lost the model meanwhile.
+    NotOwned(ApiError),
+    Failed {
+        failed: Unanswered,
+        /// Whether its engine may have begun with the request.
+        may_have_begun: bool,
+    },
+}
+
+impl From<Unanswered> for NoAnswer {
+    fn from(failed: Unanswered) -> Self {
+        Self::Failed { failed, may_have_begun: false }
+    }
 }
 
 /// A request before its admission.
@@ -384,6 +431,8 @@ struct Job {
     progress: Progress,
     /// False for answers that repeat the counts of earlier ones.
     makes_tokens: bool,
+    /// Whether its engine may do it twice.
+    is_repeatable: bool,
     stored: Option<IdReader>,
     /// The client's end of a WebSocket.
     socket: Option<OnUpgrade>,
@@ -442,7 +491,7 @@ impl Job {
         response: Response<Flow>,
         route: &Route,
         dialect: Dialect,
-    ) -> Result<Forwarded, Ending> {
+    ) -> Result<Box<Forwarded>, Ending> {
         let status = response.status();
         let Flow::Forwarded(mut forwarded) = response.into_body() else {
             let error = ApiError::broken(&route.name);
@@ -452,12 +501,7 @@ impl Job {
             forwarded.is_open = false;
             return Ok(forwarded);
         }
-        let Forwarded { upstream, admission, .. } = &mut forwarded;
-        let excerpt = tokio::select! {
-            excerpt = Limited::new(upstream, EXCERPT_MAX_BYTES).collect() => excerpt.map(http_body_util::Collected::to_bytes),
-            () = admission.aborted.cancelled() => Ok(Bytes::new()),
-        };
-        let excerpt = excerpt.unwrap_or_default();
+        let excerpt = excerpt_of(&mut forwarded).await;
         let said = serde_json::from_slice::<serde_json::Value>(&excerpt).ok();
         if let Some(said) = said.filter(|said| dialect.is_of(said)) {
             return Err(Ending { event: dialect.event(said.to_string().as_bytes(), false), status });
@@ -466,58 +510,119 @@ impl Job {
         Err(Ending { event: error.event(dialect, false), status })
     }
 
+    fn check(&self) -> Result<(), ApiError> {
+        let checked = self.proxy.backend.check(&self.route);
+        checked.map_err(|why| ApiError::not_owned(&self.route.name, why))
+    }
+
+    /// The request, with a last look at the lease directly before its first byte.
+    fn handed(&self, mut upstream: Request<Segments>) -> Request<Segments> {
+        if self.proxy.backend.may_lose() {
+            let (backend, route) = (Arc::clone(&self.proxy.backend), Arc::clone(&self.route));
+            // hyper does not ask for an empty body, so for that the look before was the last.
+            let was_given = upstream.body().is_end_stream();
+            upstream.body_mut().permit = Some(HandOver { backend, route, was_given });
+        }
+        upstream
+    }
+
+    /// Sends a request. If a kept connection breaks before the answer's head, the request is sent once more on a new
+    /// one, where no byte of it was sent, or where doing it twice does no harm: its engine had closed the connection.
+    async fn exchange(&self, upstream: Request<Segments>) -> Result<Response<EngineBody>, NoAnswer> {
+        let (proxy, route) = (&self.proxy, &self.route);
+        let link = proxy.engines.link(&route.url).await?;
+        let spare = link.is_reused().then(|| copied(&upstream));
+        let failed = match proxy.engines.send(link, self.handed(upstream)).await {
+            Ok(response) => return Ok(response),
+            Err(failed) => failed,
+        };
+        let is_unsent = matches!(failed, Unanswered::Broken { is_unsent: true, .. });
+        let Some(spare) = spare.filter(|_| is_unsent || self.is_repeatable) else {
+            return Err(failed.into());
+        };
+        // It was refused in the last moment, if it went out at all.
+        self.check().map_err(NoAnswer::NotOwned)?;
+        proxy.requests.repeated(&route.name);
+        tracing::warn!(
+            model = route.name,
+            cause = failed.cause(),
+            "sends a request once more, since its engine has closed the connection"
+        );
+        let link = proxy.engines.connect(&route.url).await;
+        let again = match link {
+            Ok(link) => proxy.engines.send(link, self.handed(spare)).await,
+            Err(error) => Err(error),
+        };
+        again.map_err(|failed| NoAnswer::Failed { failed, may_have_begun: !is_unsent })
+    }
+
     /// The head of an answer. The request is gone afterwards.
-    async fn attempt(&mut self, aborted: CancellationToken) -> Result<Response<Incoming>, ApiError> {
-        let (proxy, route) = (Arc::clone(&self.proxy), Arc::clone(&self.route));
+    async fn attempt(&mut self, aborted: CancellationToken) -> Result<Response<EngineBody>, ApiError> {
         let mut upstream = std::mem::replace(&mut self.upstream, Request::new(Segments::whole(Bytes::new())));
+        let (backend, route) = (&self.proxy.backend, &self.route);
         if let Some(parent) = self.progress.calls(&route.url, &route.served_as) {
             upstream.headers_mut().insert(&TRACE_PARENT, parent);
         }
-        if let Some(key) = proxy.backend.upstream_key() {
+        if let Some(key) = backend.upstream_key() {
             upstream.headers_mut().insert(header::AUTHORIZATION, key);
         }
         // It may have waited for long.
-        let check = || proxy.backend.check(&route).map_err(|why| ApiError::not_owned(&route.name, why));
-        check()?;
-        if proxy.backend.may_lose() {
-            let (backend, of) = (Arc::clone(&proxy.backend), Arc::clone(&route));
-            // hyper does not ask for an empty body, so for that this look was the last.
-            let was_given = upstream.body().is_end_stream();
-            upstream.body_mut().permit = Some(HandOver { backend, route: of, was_given });
-        }
+        self.check()?;
+        let answered = async {
+            let mut response = self.exchange(upstream).await?;
+            if route.first_byte_max.is_some() {
+                let begun = response.body_mut().begun().await;
+                begun.map_err(|error| Unanswered::Broken { error, is_unsent: false })?;
+            }
+            Ok(response)
+        };
         let answered = tokio::select! {
             biased;
             () = aborted.cancelled() => return Err(ApiError::aborted(&route.name)),
-            () = proxy.backend.gone(&route) => {
-                proxy.backend.fails(&route, true);
+            () = backend.gone(route) => {
+                backend.fails(route, true);
                 return Err(ApiError::unreachable(&route.name));
             }
-            answered = proxy.client.request(upstream) => answered,
+            limit = late(route.first_byte_max) => {
+                self.proxy.blame(route, &"it sent no byte within first_byte_max");
+                return Err(ApiError::engine_late(&route.name, limit));
+            }
+            answered = answered => answered,
         };
-        match answered {
+        let (failed, may_have_begun) = match answered {
             Ok(response)
                 if !response.status().is_informational()
                     || self.socket.is_some() && response.status() == StatusCode::SWITCHING_PROTOCOLS =>
             {
-                Ok(response)
+                return Ok(response);
             }
-            Err(error) if is_out_of_descriptors(&error) => Err(ApiError::no_descriptor(&route.name)),
-            other => {
-                if let Some(reason) = other.as_ref().err().and_then(tls_failure) {
-                    tracing::warn!(model = route.name, url = route.url, %reason, "TLS handshake failed");
-                }
-                // It was refused in the last moment, if it went out at all.
-                check()?;
-                proxy.backend.suspect(route.model);
-                proxy.backend.fails(&route, true);
-                let is_connect = other.as_ref().is_err_and(hyper_util::client::legacy::Error::is_connect);
-                Err(if is_connect {
-                    ApiError::unreachable(&route.name).not_begun()
-                } else {
-                    ApiError::broken(&route.name)
-                })
-            }
+            Ok(_) => (None, true),
+            Err(NoAnswer::NotOwned(error)) => return Err(error),
+            Err(NoAnswer::Failed { failed, may_have_begun }) => (Some(failed), may_have_begun),
+        };
+        let unconnected = match &failed {
+            Some(Unanswered::Unconnected(error)) => Some(&**error),
+            _ => None,
+        };
+        if unconnected.is_some_and(|error| is_out_of_descriptors(error)) {
+            return Err(ApiError::no_descriptor(&route.name));
         }
+        let cause = failed.as_ref().map(Unanswered::cause);
+        if let Some(reason) = cause.and_then(tls_failure) {
+            tracing::warn!(model = route.name, url = route.url, %reason, "TLS handshake failed");
+        }
+        // It was refused in the last moment, if it went out at all.
+        self.check()?;
+        match cause {
+            Some(error) => self.proxy.blame(route, &error),
+            None => self.proxy.blame(route, &"it answered what nothing had asked for"),
+        }
+        backend.fails(route, true);
+        Err(match unconnected {
+            Some(_) if may_have_begun => ApiError::unreachable(&route.name),
+            Some(_) => ApiError::unreachable(&route.name).not_begun(),
+            None => ApiError::broken(&route.name),
+        })
     }
 
     /// Sends the request, and begins the answer to the client.
@@ -532,12 +637,11 @@ impl Job {
         if parts.status == StatusCode::SWITCHING_PROTOCOLS
             && let Some(client) = self.socket
         {
-            let engine = parts.extensions.remove::<OnUpgrade>();
             upgrade::switch(&mut parts.headers);
             if chooses_realtime {
                 websocket::choose_realtime(&mut parts.headers);
             }
-            return self.proxy.open_tunnel(&self.route, client, engine, admission, &parts).await;
+            return self.proxy.open_tunnel(&self.route, client, upstream, admission, parts).await;
         }
         Ok(self.pass_on(parts, upstream, admission))
     }
@@ -546,11 +650,10 @@ impl Job {
     async fn attempt_each(
         &mut self,
         mut admission: Admission,
-    ) -> Result<(Response<Incoming>, Admission), ApiError> {
+    ) -> Result<(Response<EngineBody>, Admission), ApiError> {
         let backend = Arc::clone(&self.proxy.backend);
         let mut tried = Vec::new();
-        // Asking twice for text does no harm, and is better than no answer. Of other requests that is not known here.
-        let may_repeat = self.makes_tokens && self.stored.is_none() && self.socket.is_none();
+        let may_repeat = self.makes_tokens && self.is_repeatable;
         loop {
             // Kept only where there may be other destinations.
             let again = backend.is_router().then(|| copied(&self.upstream));
@@ -572,7 +675,7 @@ impl Job {
                 return Ok((response, admission));
             };
             self.upstream = again;
-            *self.upstream.uri_mut() = uri_at(&route, self.upstream.uri())?;
+            self.upstream.headers_mut().insert(header::HOST, host_of(&route)?);
             self.route = Arc::new(route);
             admission = self.admission().await?;
         }
@@ -582,7 +685,7 @@ impl Job {
     fn pass_on(
         self,
         parts: http::response::Parts,
-        upstream: Incoming,
+        upstream: EngineBody,
         admission: Admission,
     ) -> Response<Flow> {
         let is_open = upstream.size_hint().exact().is_none();
@@ -599,7 +702,7 @@ impl Job {
             stored: self.stored.filter(|_| usage.is_some()),
             usage,
         };
-        let mut response = Response::new(Flow::Forwarded(forwarded));
+        let mut response = Response::new(Flow::Forwarded(Box::new(forwarded)));
         *response.status_mut() = parts.status;
         *response.headers_mut() = parts.headers;
         response
@@ -635,22 +738,56 @@ fn fields_of(kind: &BodyKind, body: &Bytes) -> Result<(RequestFields, Option<Ran
     }
 }
 
-fn uri_of(route: &Route, path: PathAndQuery) -> Result<Uri, ApiError> {
-    let (scheme, authority) = match route.url.strip_prefix("https://") {
-        Some(authority) => (Scheme::HTTPS, authority),
-        None => (Scheme::HTTP, route.url.strip_prefix("http://").unwrap_or_default()),
-    };
-    let uri = Uri::builder().scheme(scheme).authority(authority).path_and_query(path).build();
-    uri.map_err(|error| {
+/// Its engine's host and port.
+fn host_of(route: &Route) -> Result<HeaderValue, ApiError> {
+    let host = route.url.split_once("://").map_or("", |(_, host)| host);
+    HeaderValue::from_str(host).map_err(|error| {
         tracing::error!(model = route.name, %error, "cannot use an engine's URL");
         ApiError::unreachable(&route.name)
     })
 }
 
-/// The same path at another destination.
-fn uri_at(route: &Route, uri: &Uri) -> Result<Uri, ApiError> {
-    let path = uri.path_and_query().cloned();
-    uri_of(route, path.unwrap_or_else(|| PathAndQuery::from_static("/")))
+/// After the limit, if there is one.
+async fn late(limit: Option<Duration>) -> Duration {
+    match limit {
+        Some(limit) => {
+            tokio::time::sleep(limit).await;
+            limit
+        }
+        None => std::future::pending().await,
+    }
+}
+
+/// The answer about a stored response. Where its engine knows no such path, its words would puzzle.
+async fn kept_response(
+    response: Response<Flow>,
+    route: &Route,
+    id: &str,
+) -> Result<Response<Flow>, ApiError> {
+    let status = response.status();
+    if !matches!(status, StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED)
+    {
+        return Ok(response);
+    }
+    let (mut parts, flow) = response.into_parts();
+    let Flow::Forwarded(mut forwarded) = flow else { return Ok(Response::from_parts(parts, flow)) };
+    let said = excerpt_of(&mut forwarded).await;
+    // Engines that keep responses say which one is missing.
+    if !id.is_empty() && said.windows(id.len()).any(|part| part == id.as_bytes()) {
+        parts.headers.remove(header::CONTENT_LENGTH);
+        return Ok(Response::from_parts(parts, Flow::Whole(Some(said))));
+    }
+    Err(ApiError::response_not_kept(&route.name, id, status))
+}
+
+/// The beginning of an engine's error answer; nothing if it broke off, or is too long.
+async fn excerpt_of(forwarded: &mut Forwarded) -> Bytes {
+    let Forwarded { upstream, admission, .. } = forwarded;
+    let excerpt = tokio::select! {
+        excerpt = Limited::new(upstream, EXCERPT_MAX_BYTES).collect() => excerpt.map(http_body_util::Collected::to_bytes),
+        () = admission.aborted.cancelled() => Ok(Bytes::new()),
+    };
+    excerpt.unwrap_or_default()
 }
 
 fn copied(request: &Request<Segments>) -> Request<Segments> {

@@ -10,7 +10,8 @@ use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Se
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct RequestFields {
-    pub(super) name: String,
+    /// The model's; `None` if there is none.
+    pub(super) name: Option<String>,
     pub(super) is_stream: bool,
 }
 
@@ -30,8 +31,10 @@ pub(super) fn parse(body: &[u8]) -> Result<RequestFields, BodyError> {
     let mut parser = serde_json::Deserializer::from_slice(body);
     let top = parser.deserialize_map(TopVisitor).and_then(|top| parser.end().map(|()| top));
     match top.map_err(|error| BodyError::NotJson(error.to_string()))? {
-        Top { models: 0, .. } => Err(BodyError::NoModel),
-        Top { models: 1, model: FieldValue::Text(name), is_stream } => Ok(RequestFields { name, is_stream }),
+        Top { models: 0, is_stream, .. } => Ok(RequestFields { name: None, is_stream }),
+        Top { models: 1, model: FieldValue::Text(name), is_stream } => {
+            Ok(RequestFields { name: Some(name), is_stream })
+        }
         Top { models: 1, .. } => Err(BodyError::NotString),
         _ => Err(BodyError::Duplicate),
     }
@@ -301,7 +304,7 @@ mod tests {
     use super::*;
 
     fn name(body: &str) -> Result<String, BodyError> {
-        parse(body.as_bytes()).map(|fields| fields.name)
+        parse(body.as_bytes())?.name.ok_or(BodyError::NoModel)
     }
 
     #[test]

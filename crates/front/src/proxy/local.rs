@@ -28,6 +28,14 @@ impl Catalogue {
         json!({"object": "list", "data": data}).to_string().into()
     }
 
+    /// The same names, as Ollama's clients read them.
+    pub(super) fn tags(&self, backend: &dyn Backend) -> Bytes {
+        let names = backend.listed();
+        let shown = names.iter().filter(|one| !one.card.is_hidden);
+        let models: Vec<Value> = shown.map(|one| json!({"name": one.name, "model": one.name})).collect();
+        json!({ "models": models }).to_string().into()
+    }
+
     /// Also one that the list leaves out.
     pub(super) fn one(&self, backend: &dyn Backend, name: &str) -> Option<Bytes> {
         let all = backend.listed();

@@ -4,8 +4,9 @@
 //!
 //! Promises:
 //!
-//! - Only listed paths below `/v1/` of an engine can be reached, by `POST` with a JSON body, or a form, that names a model.
-//!   Stored responses and WebSockets are found without one. `passthrough` of the configuration opens all other paths.
+//! - Only listed paths of an engine can be reached, by `POST` with a JSON body, or a form, or a query that names a model,
+//!   and never one by which it is administrated. Stored responses are found without one. `passthrough` of the
+//!   configuration opens all other paths.
 //!   Keys, cookies and hop-by-hop headers are not forwarded.
 //! - Without keys, pages of other sites are refused unless their origins are configured. Engines do not decide about it.
 //! - Bodies and answers are forwarded byte for byte, except for the model's name if the engine uses another, and for
@@ -26,6 +27,7 @@ mod body;
 mod connection;
 mod direct;
 mod edit;
+mod engines;
 mod forward;
 mod frames;
 mod json;
@@ -35,6 +37,7 @@ mod multipart;
 mod origin;
 mod path;
 mod places;
+mod query;
 mod request;
 mod socket;
 mod span;

@@ -51,7 +51,7 @@ pub(super) fn parse(body: &[u8], boundary: &str) -> Result<Form, BodyError> {
             let model: Range<usize> = model.ok_or(BodyError::NoModel)?;
             let name = body.get(model.clone()).and_then(|name| std::str::from_utf8(name).ok());
             let name = name.ok_or(BodyError::NotString)?.to_owned();
-            return Ok(Form { fields: RequestFields { name, is_stream }, model });
+            return Ok(Form { fields: RequestFields { name: Some(name), is_stream }, model });
         }
         if !rest.starts_with(b"\r\n") {
             return Err(malformed("something follows a boundary in its line"));
@@ -162,7 +162,7 @@ mod tests {
     const MODEL: &str = "Content-Disposition: form-data; name=\"model\"||a";
 
     fn name(parts: &[&str]) -> Result<String, BodyError> {
-        parse(form(parts).as_bytes(), "B").map(|form| form.fields.name)
+        parse(form(parts).as_bytes(), "B").map(|form| form.fields.name.unwrap())
     }
 
     #[test]

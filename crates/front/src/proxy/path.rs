@@ -1,6 +1,7 @@
 //! Paths as they are written, and as they are meant.
 
 use super::api_error::ApiError;
+use crate::settings::paths::decoded;
 
 /// Paths are forwarded as written. One that another server could read differently is refused.
 pub(super) fn check_path(rest: &str) -> Result<(), ApiError> {
@@ -15,8 +16,10 @@ pub(super) fn check_path(rest: &str) -> Result<(), ApiError> {
     })
 }
 
-pub(super) fn is_listed<'a>(path: &str, mut listed: impl Iterator<Item = &'a str>) -> bool {
-    listed.any(|one| if one.ends_with('/') { path.starts_with(one) } else { path == one })
+/// Whether a path climbs, as written or once it is decoded. Below an engine's own path all else is that engine's.
+pub(super) fn climbs(path: &str) -> bool {
+    let is_up = |path: &str| path.split(['/', '\\']).any(|part| matches!(part, "." | ".."));
+    is_up(path) || decoded(path).is_none_or(|path| is_up(&path))
 }
 
 fn encodes_no_way(path: &str) -> bool {
@@ -24,17 +27,6 @@ fn encodes_no_way(path: &str) -> bool {
         let byte = rest.get(..2).and_then(|digits| u8::from_str_radix(digits, 16).ok());
         byte.is_some_and(|byte| !matches!(byte, b'/' | b'\\' | b'.' | b'%') && !byte.is_ascii_control())
     })
-}
-
-/// Percent-decodes.
-pub(super) fn decoded(text: &str) -> Option<String> {
-    let mut parts = text.split('%');
-    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
-    for part in parts {
-        bytes.push(u8::from_str_radix(part.get(..2)?, 16).ok()?);
-        bytes.extend_from_slice(part.get(2..)?.as_bytes());
-    }
-    String::from_utf8(bytes).ok()
 }
 
 #[cfg(test)]
@@ -55,9 +47,14 @@ mod tests {
     }
 
     #[test]
-    fn names_in_paths_may_be_encoded() {
-        assert_eq!(decoded("a%2Fb c").as_deref(), Some("a/b c"));
-        assert_eq!(decoded("a%2"), None);
-        assert_eq!(decoded("%ff"), None);
+    fn a_path_of_an_engine_does_not_climb() {
+        for path in ["/", "/a//b/?x=..", "/a%2Fb", "/a..b/...", "/.a"] {
+            assert!(!climbs(path.split('?').next().unwrap()), "{path}");
+        }
+        for path in
+            ["/..", "/../a", "/a/../b", "/a/.", "/%2e%2E/a", "/a%2f..%2fb", "/a\\..\\b", "/a%5c..", "/%"]
+        {
+            assert!(climbs(path), "{path}");
+        }
     }
 }

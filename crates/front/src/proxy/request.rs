@@ -6,8 +6,9 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Version, header};
 
 use super::api_error::{ApiError, NOT_BEGUN};
 use super::direct::Direct;
-use super::path::{check_path, decoded, is_listed};
+use super::path::check_path;
 use super::{multipart, websocket};
+use crate::settings::paths::{self, decoded};
 use crate::settings::{self, Key};
 
 /// Anthropic's header for a key.
@@ -15,29 +16,13 @@ static X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// Azure's header for a key.
 static API_KEY: HeaderName = HeaderName::from_static("api-key");
 
-/// What clients of OpenAI, Anthropic, Jina and Cohere call. Those that end in a slash are prefixes.
-const PATHS: [&str; 14] = [
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/embeddings",
-    "/v1/responses",
-    "/v1/responses/",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/v1/rerank",
-    "/v1/score",
-    "/v1/classify",
-    "/v1/pooling",
-    "/v1/moderations",
-    "/v1/audio/",
-    "/v1/images/",
-];
-
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum About {
     Health,
     /// The list of models.
     Models,
+    /// The same, as Ollama's clients ask for it.
+    Tags,
     Model(String),
     Engine(PathAndQuery),
     Direct(Direct, PathAndQuery),
@@ -60,19 +45,33 @@ pub(super) fn about(parts: &Parts, front: &settings::Front) -> Result<About, Api
     if path == "/health" {
         return Ok(About::Health);
     }
-    let Some(rest) = path.strip_prefix("/v1/") else { return Err(ApiError::no_path()) };
-    if rest == "models" {
+    if path == "/v1/models" {
         return Ok(About::Models);
     }
+    if path == "/api/tags" {
+        return Ok(About::Tags);
+    }
     // The name is only looked up. Many names contain a slash, which some clients encode.
-    if let Some(name) = rest.strip_prefix("models/") {
+    if let Some(name) = path.strip_prefix("/v1/models/") {
         let name =
             decoded(name).ok_or_else(|| ApiError::bad("the name in the path is not encoded rightly"))?;
         return Ok(About::Model(name));
     }
-    check_path(rest)?;
-    if !is_listed(path, PATHS.iter().copied().chain(front.paths.iter().map(String::as_str))) {
-        return Err(ApiError::unlisted_path(path));
+    let is_open = paths::is_open(path, &front.paths);
+    if let Some(rest) = path.strip_prefix('/').filter(|_| is_open || path.starts_with("/v1/")) {
+        check_path(rest)?;
+    }
+    let is_readable = || paths::is_readable(path, &front.paths);
+    // A browser's question before it reads is answered elsewhere.
+    let is_asked = parts.method == Method::OPTIONS && is_readable();
+    if !(is_open || is_asked) {
+        return Err(if is_readable() {
+            ApiError::no_method("GET, HEAD")
+        } else if paths::is_administration(path) {
+            ApiError::no_passthrough()
+        } else {
+            ApiError::unlisted_path(path)
+        });
     }
     let path = parts.uri.path_and_query().cloned().ok_or_else(ApiError::no_path)?;
     Ok(About::Engine(path))

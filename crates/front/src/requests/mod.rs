@@ -112,6 +112,7 @@ pub struct Requests {
     waited: Times<OfModel>,
     ttft: Times<OfModel>,
     tokens: Series<OfTokens, Counter>,
+    repeats: Series<OfModel, Counter>,
     recent: Mutex<BTreeMap<String, Window>>,
     tracer: Option<Arc<dyn Tracer>>,
 }
@@ -153,6 +154,7 @@ impl Default for Requests {
             waited: Times::new(histogram),
             ttft: Times::new(histogram),
             tokens: Series::default(),
+            repeats: Series::default(),
             recent: Mutex::default(),
             tracer: None,
         }
@@ -192,6 +194,11 @@ impl Requests {
         window.add(Instant::now(), ended.tokens, ended.ttft);
     }
 
+    /// Counts a request that was sent once more.
+    pub fn repeated(&self, model: &str) {
+        self.repeats.of(OfModel { model: model.to_owned() }).inc();
+    }
+
     /// What a model's answers of the last minute took.
     #[must_use]
     pub fn recent(&self, model: &str) -> Recent {
@@ -207,6 +214,7 @@ impl Requests {
             Box::new(self.waited.clone()),
             Box::new(self.ttft.clone()),
             Box::new(self.tokens.clone()),
+            Box::new(self.repeats.clone()),
         ]
     }
 
@@ -247,6 +255,8 @@ impl Requests {
         registry.register_with_unit("request_ttft", help, Unit::Seconds, self.ttft.clone());
         let help = "Tokens of prompts and answers, as far as engines counted them";
         registry.register("tokens", help, self.tokens.clone());
+        let help = "Requests that were sent once more, since their engine had closed a kept connection";
+        registry.register("requests_repeated", help, self.repeats.clone());
     }
 }
 

@@ -4,6 +4,7 @@ mod card;
 mod keys;
 mod mistakes;
 pub mod parameters;
+pub(crate) mod paths;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -47,6 +48,14 @@ pub struct Front {
     pub websocket_idle_max: Duration,
     /// Whether all paths of engines can be reached, below `/engines/NAME/`.
     pub passthrough: bool,
+}
+
+impl Front {
+    /// Whether its own [`paths`](Self::paths) open this one.
+    #[must_use]
+    pub fn opens(&self, path: &str) -> bool {
+        paths::is_own(path, &self.paths)
+    }
 }
 
 /// The listener for operators.

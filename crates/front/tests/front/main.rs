@@ -7,6 +7,7 @@
 mod bodies;
 mod descriptors;
 mod elsewhere;
+mod engines;
 mod errors;
 mod leaving;
 mod limits;
@@ -15,6 +16,7 @@ mod log;
 mod malformed;
 mod pages;
 mod passthrough;
+mod paths;
 mod routing;
 mod setup;
 mod sockets;

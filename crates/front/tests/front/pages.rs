@@ -203,7 +203,7 @@ fn only_listed_paths_reach_an_engine() {
         for path in [
             "load_lora_adapter",
             "unload_lora_adapter",
-            "chat",
+            "chats",
             "completions/render",
             "completion%73",
             "tokenize/a",

@@ -80,6 +80,7 @@ pub(crate) struct FakeBackend {
     pub(crate) seen: watch::Sender<Seen>,
     pub(crate) aborted: CancellationToken,
     pub(crate) fleet: Mutex<InFleet>,
+    pub(crate) first_byte_max: Mutex<Option<Duration>>,
 }
 
 /// What a node or a router of a fleet decides.
@@ -109,7 +110,8 @@ impl Backend for FakeBackend {
         let is_it = |(route, aliases): &&(Route, Vec<String>)| {
             route.name == name || aliases.iter().any(|one| one == name)
         };
-        self.models.iter().find(is_it).map(|(route, _)| route.clone())
+        let (route, _) = self.models.iter().find(is_it)?;
+        Some(Route { first_byte_max: *self.first_byte_max.lock().unwrap(), ..route.clone() })
     }
 
     fn route_of_model(&self, name: &str) -> Option<Route> {
@@ -233,6 +235,13 @@ impl Setup {
         Self::listening(lines, Timeouts::default(), Ipv4Addr::LOCALHOST, Requests::default()).await
     }
 
+    /// As the front of a router, which knows no other destination.
+    #[allow(dead_code)]
+    pub(crate) async fn of_router() -> Self {
+        let fleet = InFleet { others: Some(Vec::new()), ..InFleet::default() };
+        Self::within("", Timeouts::default(), Ipv4Addr::UNSPECIFIED, Requests::default(), fleet).await
+    }
+
     pub(crate) async fn with_timeouts(lines: &str, timeouts: Timeouts) -> Self {
         Self::listening(lines, timeouts, Ipv4Addr::UNSPECIFIED, Requests::default()).await
     }
@@ -244,6 +253,16 @@ impl Setup {
 
     /// As if it listened on this address.
     async fn listening(lines: &str, timeouts: Timeouts, ip: Ipv4Addr, requests: Requests) -> Self {
+        Self::within(lines, timeouts, ip, requests, InFleet::default()).await
+    }
+
+    async fn within(
+        lines: &str,
+        timeouts: Timeouts,
+        ip: Ipv4Addr,
+        requests: Requests,
+        fleet: InFleet,
+    ) -> Self {
         let front = Arc::new(Front { listen: (ip, 8080).into(), ..front_of(lines) });
         let engine = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", engine.local_addr().unwrap());
@@ -254,6 +273,7 @@ impl Setup {
             served_as: served_as.to_owned(),
             parameters: Arc::default(),
             in_flight: None,
+            first_byte_max: None,
         };
         let backend = Arc::new(FakeBackend {
             models: vec![
@@ -265,7 +285,8 @@ impl Setup {
             verdict: watch::Sender::new(Verdict::Admit),
             seen: watch::Sender::new(Seen::default()),
             aborted: CancellationToken::new(),
-            fleet: Mutex::default(),
+            fleet: Mutex::new(fleet),
+            first_byte_max: Mutex::default(),
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -441,6 +462,23 @@ impl Wire {
             (name.to_ascii_lowercase(), value.trim().to_owned())
         });
         Head { first, fields: fields.collect() }
+    }
+
+    /// Whether another message has begun; false at the end of the connection.
+    async fn has_more(&mut self) -> bool {
+        !self.got.is_empty() || self.more().await.unwrap_or(false)
+    }
+
+    /// The next head, unless the connection ends first.
+    #[allow(dead_code)]
+    pub(crate) async fn head_if_any(&mut self) -> Option<Head> {
+        if self.has_more().await { Some(self.head().await) } else { None }
+    }
+
+    /// As [`message`](Self::message), unless the connection ends first.
+    #[allow(dead_code)]
+    pub(crate) async fn message_if_any(&mut self) -> Option<(Head, Vec<u8>)> {
+        if self.has_more().await { Some(self.message().await) } else { None }
     }
 
     /// The next chunk; `None` for the last.

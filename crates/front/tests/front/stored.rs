@@ -56,9 +56,17 @@ fn a_stored_response_is_asked_of_its_model() {
         assert!(said["error"]["message"].as_str().unwrap().contains("`two`"), "{said}");
         setup.say(Verdict::Admit);
         ask(&mut client, "GET", "/v1/responses/resp_1", "").await;
-        setup.answered(last_answer("{\"gone\":1}").replacen("200 OK", "404 Not Found", 1)).await;
+        setup.answered(last_answer("{\"gone\":\"resp_1\"}").replacen("200 OK", "404 Not Found", 1)).await;
         let (head, said) = client.json().await;
-        assert_eq!((head.status(), &said["gone"]), (404, &1.into()));
+        assert_eq!((head.status(), &said["gone"]), (404, &"resp_1".into()));
+        // An engine that keeps none knows no such path, and says nothing of this response.
+        for status in ["404 Not Found", "405 No", "501 No"] {
+            ask(&mut client, "GET", "/v1/responses/resp_1", "").await;
+            setup.answered(last_answer("{\"detail\":\"Not Found\"}").replacen("200 OK", status, 1)).await;
+            let (head, said) = client.json().await;
+            assert_eq!((head.status(), &said["error"]["code"]), (404, &"response_not_kept".into()));
+            assert!(said["error"]["message"].as_str().unwrap().contains("`two`"), "{said}");
+        }
     });
 }
 

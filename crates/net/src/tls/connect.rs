@@ -38,6 +38,14 @@ impl Connector {
         tcp.set_connect_timeout(Some(most));
         Self { tcp, most, tls }
     }
+
+    /// A new connection to the server of this URL.
+    ///
+    /// # Errors
+    /// None came about in time.
+    pub async fn connect(&self, uri: Uri) -> Result<TokioIo<Stream>, Box<dyn Error + Send + Sync>> {
+        self.clone().call(uri).await
+    }
 }
 
 impl Service<Uri> for Connector {

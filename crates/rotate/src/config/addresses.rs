@@ -1,4 +1,4 @@
-//! Addresses that exclude each other: those of the engines, and of both listeners.
+//! Addresses that exclude each other: those of the engines, and of both listeners. So do paths of clients and of control.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -31,6 +31,25 @@ impl Config {
                      another port",
                     model.url
                 ));
+            }
+        }
+    }
+}
+
+impl Config {
+    /// Clients put no engine to sleep.
+    pub(super) fn check_paths(&self, mistakes: &mut Mistakes) {
+        for model in &self.models {
+            let Some(calls) = &model.http.sleep else { continue };
+            for call in [&calls.sleep, &calls.wake, &calls.asleep.call] {
+                let path = call.path.split('?').next().unwrap_or_default();
+                mistakes.of("front").add_if(
+                    self.front.opens(path),
+                    format!(
+                        "paths opens {path:?}, by which model `{}` sleeps or wakes; leave it out",
+                        model.name
+                    ),
+                );
             }
         }
     }

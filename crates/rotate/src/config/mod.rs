@@ -123,6 +123,8 @@ pub struct Model {
     pub canary: Canary,
     /// Limits and permissions.
     pub rules: Rules,
+    /// How long its engine may send nothing of an answer; `None` for ever.
+    pub first_byte_max: Option<Duration>,
 }
 
 /// A kind of engine.

@@ -98,6 +98,7 @@ pub(super) struct RawRules {
     canary_max: Option<Wait>,
     start_max: Option<Wait>,
     stop_max: Option<Wait>,
+    first_byte_max: Option<Wait>,
 }
 
 impl RawModel {
@@ -114,6 +115,11 @@ impl RawModel {
         self.check_start(here);
         let engine = self.engine.unwrap_or(EngineKind::Vllm);
         let http = self.http(engine, here);
+        let first_byte_max = self.rules.first_byte_max.or(every.first_byte_max).map(|wait| wait.0);
+        here.add_if(
+            first_byte_max.is_some_and(|wait| wait.is_zero()),
+            "first_byte_max is 0, so no answer could ever be in time; make it longer, or leave it out",
+        );
         let rules = self.rules(every, hibernate, http.as_ref(), here);
         let parameters = Parameters::checked(self.parameters, self.strip, here);
         let variants = self.variants.into_iter();
@@ -146,6 +152,7 @@ impl RawModel {
             }),
             canary,
             rules,
+            first_byte_max,
         }
     }
 
@@ -413,6 +420,7 @@ impl RawRules {
             canary_max: self.canary_max.or(every.canary_max),
             start_max: self.start_max.or(every.start_max),
             stop_max: self.stop_max.or(every.stop_max),
+            first_byte_max: self.first_byte_max.or(every.first_byte_max),
         }
     }
 

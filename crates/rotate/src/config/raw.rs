@@ -111,6 +111,7 @@ impl File {
         };
         config.check_names(mistakes);
         config.check_addresses(mistakes);
+        config.check_paths(mistakes);
         config
     }
 }

@@ -357,6 +357,7 @@ fn an_invalid_value_is_an_error_that_says_what_is_valid() {
         (model("aliases = [\" two\"]"), &["\" two\"", "blanks"]),
         (model("aliases = [\"t\\nwo\"]"), &["control characters"]),
         (model("served_as = \"\""), &["served_as is empty"]),
+        (model("[model.rules]\nfirst_byte_max = \"0s\""), &["first_byte_max is 0"]),
         (model("need = 0"), &["need is 0"]),
         (model("command = [\"a\", \"b\\u0000\"]"), &["NUL"]),
         (model("command = [\"a\"]\nenvironment = { \"A=B\" = \"x\" }"), &["\"A=B\"", "variable"]),
@@ -916,11 +917,33 @@ fn origins_and_paths_are_written_as_in_requests() {
     ] {
         assert!(front("origins", origin).is_err(), "{origin}");
     }
-    for path in ["/v1/tokenize", "/v1/a/b", "/v1/a/"] {
+    for path in ["/v1/tokenize", "/v1/a/b", "/v1/a/", "/infill", "/a/", "/sdapi/v2/x"] {
         assert_eq!(front("paths", path).unwrap().front.paths, [path]);
     }
-    for path in ["", "/", "/v1", "/v1/", "/v1//a", "/v1/../a", "/v1/%61", "/v1/a?b", "v1/a", "/v1/a b"] {
+    for path in [
+        "",
+        "/",
+        "/v1/",
+        "/v1//a",
+        "/v1/../a",
+        "/v1/%61",
+        "/v1/a?b",
+        "v1/a",
+        "/v1/a b",
+        "/sleep",
+        "/Wake_Up",
+        "/slots/",
+        "/api/pull",
+        "/rotate/",
+        "/engines/one/x",
+    ] {
         assert!(front("paths", path).is_err(), "{path}");
+    }
+    let lines = "sleep = \"POST /nap\"\nwake = \"POST /up\"\nasleep = \"GET /state?x=1\"";
+    for path in ["/nap", "/up", "/state"] {
+        let text = format!("[front]\npaths = [\"/ner\", \"{path}\"]\n{}", http_model(lines));
+        let error = parsed(&text).unwrap_err().to_string();
+        assert!(error.contains("line 2") && error.contains(path) && error.contains("`one`"), "{error}");
     }
 }
 

@@ -138,7 +138,7 @@ fn page() -> String {
                     "paths",
                     "array of texts",
                     none(),
-                    "paths that are forwarded besides the usual ones, such as `/v1/tokenize`; a prefix ends in `/`",
+                    "paths that are forwarded besides the usual ones, such as `/generate`; a prefix ends in `/`. Administration of engines stays closed",
                 ),
                 ("body_max", SIZE, size(front.body_max_bytes), "longest request body"),
                 (
@@ -620,6 +620,12 @@ fn page() -> String {
                 ("canary_max", DURATION, duration(limits.canary), "timeout of the canary"),
                 ("start_max", DURATION, duration(limits.start), "timeout of starting the engine"),
                 ("stop_max", DURATION, duration(limits.stop), "timeout of stopping the engine"),
+                (
+                    "first_byte_max",
+                    DURATION,
+                    none(),
+                    "how long the engine may send no byte of an answer's body; then the request gets 504, and the engine is looked at",
+                ),
             ],
         ),
     ];

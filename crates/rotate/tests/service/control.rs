@@ -619,6 +619,7 @@ const TRACES: &str = "## Traces\n\n\
 async fn metrics_reference() {
     let control = running(PLAIN).await;
     control.api.requests.record(&ended());
+    control.api.requests.repeated("one");
     control.send_event(event(1, "one", EventKind::Ready { swap: swap() }));
     let failed = EventKind::Failed { stage: StageName::Canary, reason: "other text".to_owned() };
     control.send_event(event(2, "one", failed));

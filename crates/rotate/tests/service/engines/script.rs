@@ -229,5 +229,6 @@ pub(crate) fn model(url: &str, engine: EngineKind, level: u8) -> Model {
         start: None,
         canary: Canary { prompt: "One, two,".to_owned(), tokens: 7, ..usual_canary() },
         rules: Rules::on(vec![Gpu(0)]),
+        first_byte_max: None,
     }
 }
