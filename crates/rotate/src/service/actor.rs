@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::directory::{Directory, Entry};
 use super::history::{History, ModelHistory};
 use super::snapshot::{GpuNow, ModelNow, PromiseNow, Refused, ServiceEvent, Snapshot};
-use crate::config::Config;
+use crate::config::{self, Config};
 use poorwill_front::requests::Recent;
 use poorwill_rotation_policy::{
     Effect, EngineState, Event, Gpu, Input, ModelId, OpId, Policy, Refusal, RequestId, Rules, StageName,
@@ -382,6 +382,8 @@ impl Actor {
             free_bytes: self.policy.free_bytes(Gpu(gpu)),
             promised_bytes: models.iter().fold(0, |sum, one| sum.saturating_add(one.bytes)),
             models,
+            swapping: self.history.swapping(Gpu(gpu)),
+            advice: None,
         });
         let models = entries.iter().zip(statuses).zip(&self.histories).enumerate();
         let models = models.filter(|(_, ((entry, _), _))| entry.is_listed);
@@ -404,6 +406,12 @@ impl Actor {
 /// `None` if it does not answer in time.
 async fn probe(entry: &Entry) -> Option<EngineState> {
     tokio::time::timeout(PROBE_MAX, entry.handle.engine().probe()).await.ok()?.ok()
+}
+
+/// What was measured, or else what is configured.
+fn known_need(model: &config::Model, status: &Status) -> Option<Vec<u64>> {
+    let configured = || Some(vec![model.rules.need_bytes?; model.rules.gpus.len()]);
+    status.promised_bytes.clone().or_else(|| status.held_bytes.clone()).or_else(configured)
 }
 
 fn now(entry: &Entry, status: &Status, history: &ModelHistory) -> ModelNow {
@@ -432,6 +440,7 @@ fn now(entry: &Entry, status: &Status, history: &ModelHistory) -> ModelNow {
         cannot_hibernate: status.cannot_hibernate.clone(),
         host_bytes: entry.handle.hibernator().host_bytes(&model.name),
         need_bytes: model.rules.need_bytes,
+        known_need_bytes: known_need(model, status),
         failures: status.failures,
         last_failure: history.last_failure.clone(),
         starts: history.starts,

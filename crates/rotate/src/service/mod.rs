@@ -7,12 +7,14 @@
 //! leaves the queue at once. A cancelled task is dropped, and its late report is ignored.
 
 mod actor;
+mod advice;
 mod directory;
 mod first_answer;
 mod handle;
 mod history;
 mod names;
 mod snapshot;
+mod swapping;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -27,7 +29,7 @@ use tokio::sync::{Mutex, broadcast, mpsc, oneshot};
 pub use self::names::Destination;
 pub use self::snapshot::{
     EventKind, GpuNow, LeftModel, ModelCommand, ModelNow, PromiseNow, Refused, ServiceEvent, Snapshot, Swap,
-    SwapPath,
+    SwapPath, Swapping,
 };
 
 use self::actor::{Actor, Message};
@@ -420,6 +422,7 @@ impl Service {
                 }
             }
         }
+        advice::advise(&mut snapshot, &self.config(), history::unix_ms());
         snapshot
     }
 

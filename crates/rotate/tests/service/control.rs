@@ -405,6 +405,8 @@ async fn metrics_agree_with_events_and_the_status() {
         ("poorwill_rotate_gpu_total_bytes{gpu=\"0\"}".to_owned(), 85_899_345_920.0),
         ("poorwill_rotate_gpu_free_bytes{gpu=\"0\"}".to_owned(), 9_663_676_416.0),
         ("poorwill_rotate_gpu_promised_bytes{gpu=\"1\"}".to_owned(), 0.0),
+        ("poorwill_rotate_gpu_swapping_seconds_total{gpu=\"0\"}".to_owned(), 30.75),
+        ("poorwill_rotate_gpu_swapping_seconds_total{gpu=\"1\"}".to_owned(), 0.0),
         ("poorwill_rotate_events_lost_total".to_owned(), 0.0),
     ] {
         assert_eq!(metrics.at(&sample).to_bits(), f64::to_bits(value), "{sample}");

@@ -11,6 +11,7 @@ use poorwill_rotate::control::{ControlApi, Later, serve};
 use poorwill_rotate::fleet::{Membership, NotReady};
 use poorwill_rotate::service::{
     EventKind, GpuNow, LeftModel, ModelCommand, ModelNow, PromiseNow, ServiceEvent, Snapshot, Swap, SwapPath,
+    Swapping,
 };
 use poorwill_rotation_policy::StageName;
 use serde_json::Value;
@@ -138,6 +139,7 @@ pub(crate) fn model(name: &str, gpus: &[usize]) -> ModelNow {
         cannot_hibernate: None,
         host_bytes: 0,
         need_bytes: None,
+        known_need_bytes: None,
         failures: 0,
         last_failure: None,
         starts: 0,
@@ -193,8 +195,18 @@ pub(crate) fn snapshot() -> Snapshot {
                 free_bytes: Some(9 << 30),
                 promised_bytes: 60 << 30,
                 models: vec![PromiseNow { model: "one".to_owned(), bytes: 60 << 30 }],
+                swapping: Swapping { recent_share: 0.5, recent_window_s: 61.5, share: 0.5, total_s: 30.75 },
+                advice: Some("raise it".to_owned()),
             },
-            GpuNow { gpu: 1, total_bytes: None, free_bytes: None, promised_bytes: 0, models: Vec::new() },
+            GpuNow {
+                gpu: 1,
+                total_bytes: None,
+                free_bytes: None,
+                promised_bytes: 0,
+                models: Vec::new(),
+                swapping: Swapping::default(),
+                advice: None,
+            },
         ],
         swaps: vec![swap()],
     }
