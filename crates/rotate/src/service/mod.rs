@@ -41,7 +41,7 @@ use crate::config::{self, Config};
 use crate::engine::{self, Engine, EngineError};
 use crate::hibernation::{Hibernator, Sets};
 use crate::measure::{GpuMemory, Meter};
-use crate::supervise::{SuperviseError, Supervisor, file_name};
+use crate::supervise::{EngineLog, SuperviseError, Supervisor, file_name};
 use poorwill_rotation_policy::{Gpu, Input, ModelId, Refusal, RequestId, StageName};
 
 /// For the measurement of one GPU for the status.
@@ -440,13 +440,11 @@ impl Service {
         on_it.filter_map(|entry| entry.handle.supervisor()).flat_map(|one| one.processes()).collect()
     }
 
-    /// The last lines of a supervised engine's output; `None` if no model has this name or alias.
+    /// A supervised engine's output; `None` if no model has this name or alias, or the service does not start its engine.
     #[must_use]
-    pub fn log(&self, name: &str, lines: usize) -> Option<Vec<String>> {
+    pub fn log(&self, name: &str) -> Option<Arc<EngineLog>> {
         let (model, _) = self.find(name)?;
-        let entries = self.entries();
-        let supervisor = entries.get(model.0)?.handle.supervisor().cloned();
-        Some(supervisor.map(|supervisor| supervisor.log(lines)).unwrap_or_default())
+        Some(self.entries().get(model.0)?.handle.supervisor()?.output())
     }
 
     /// Applies a changed configuration without dropping a request. Rules, names, parameters, keys, limits and canaries

@@ -31,6 +31,7 @@ use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 
 pub use self::error::SuperviseError;
+pub use self::log::{Log as EngineLog, LogFollower};
 use self::run::Shared;
 use crate::config::Start;
 
@@ -105,7 +106,13 @@ impl Supervisor {
     /// The last lines of its output, oldest first, with the supervisor's own lines between them.
     #[must_use]
     pub fn log(&self, lines: usize) -> Vec<String> {
-        self.shared.log(lines)
+        self.shared.log().last(lines)
+    }
+
+    /// All of its output.
+    #[must_use]
+    pub fn output(&self) -> Arc<EngineLog> {
+        Arc::clone(self.shared.log())
     }
 
     /// Waits until the engine ends without `stop`, and returns how. Each end is reported once, unless a start or stop
