@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::args::RotateCommand;
+use super::log;
 use super::opening::{read, runtime};
 use super::show::{status_text, validation_text, verdict_text};
 use poorwill_local::failure::{CommandOutput, Failure};
@@ -20,6 +21,15 @@ pub(crate) enum Reply {
     Command(CommandReply),
     Reloaded(Value),
     Profile(Value),
+    AllSleep(Value),
+    Log(LogReply),
+}
+
+/// The last lines of an engine's output.
+#[derive(Debug, Serialize)]
+pub(crate) struct LogReply {
+    model: String,
+    lines: Vec<String>,
 }
 
 /// State of the model after an accepted command, which may still be running.
@@ -46,6 +56,13 @@ impl CommandOutput for Reply {
                 Some(name) => format!("profile {name} is chosen\n"),
                 None => "no profile is chosen\n".to_owned(),
             },
+            Self::AllSleep(value) => {
+                let count = value["models"].as_array().map_or(0, Vec::len);
+                format!("sleep accepted for all {count} models\n")
+            }
+            Self::Log(LogReply { lines, .. }) => {
+                lines.iter().flat_map(|line| [line.as_str(), "\n"]).collect()
+            }
             Self::Command(CommandReply { model, command, stage, last_failure, .. }) => {
                 let failure = last_failure.as_ref().map(|failure| format!("; last failure: {failure}"));
                 format!("{model}: {command} accepted; it is {stage}{}\n", failure.unwrap_or_default())
@@ -65,7 +82,14 @@ pub(super) fn run(path: &Path, command: RotateCommand) -> Result<Reply, Failure>
                 return Ok(Reply::Profile(client.set_profile(profile.as_deref()).await?));
             }
             RotateCommand::Wake { model } => (model, "wake", None),
-            RotateCommand::Sleep { model } => (model, "sleep", None),
+            RotateCommand::Sleep { model: Some(model), .. } => (model, "sleep", None),
+            RotateCommand::Sleep { model: None, .. } => {
+                return Ok(Reply::AllSleep(client.sleep_all().await?));
+            }
+            RotateCommand::Log { model, lines, .. } => {
+                let lines = log::last(&client, &model, lines).await?;
+                return Ok(Reply::Log(LogReply { model, lines }));
+            }
             RotateCommand::Hibernate { model } => (model, "hibernate", None),
             RotateCommand::Restart { model } => (model, "restart", None),
             RotateCommand::Pin { model, off: false } => (model, "pin", Some(json!({ "pinned": true }))),
@@ -74,6 +98,7 @@ pub(super) fn run(path: &Path, command: RotateCommand) -> Result<Reply, Failure>
             RotateCommand::Init
             | RotateCommand::Import { .. }
             | RotateCommand::Check
+            | RotateCommand::Schema
             | RotateCommand::Validate { .. } => {
                 return Err(Failure::new("this is no command to a rotation that runs"));
             }
