@@ -16,6 +16,7 @@ use crate::config::{Config, ConfigError};
 use crate::control::{ControlApi, Later};
 use crate::fleet::{Membership, Owned};
 use crate::service::{self, Destination, ModelCommand, Service, ServiceEvent, Snapshot};
+use crate::supervise::EngineLog;
 
 #[derive(Debug)]
 pub(crate) struct ServiceHandle {
@@ -174,8 +175,8 @@ impl ControlApi for ServiceHandle {
         Box::pin(async move { self.service.command(name, command) })
     }
 
-    fn log(&self, name: &str, lines: usize) -> Option<Vec<String>> {
-        self.service.log(name, lines)
+    fn log(&self, name: &str) -> Option<Arc<EngineLog>> {
+        self.service.log(name)
     }
 
     fn reload(&self) -> Later<'_, Result<(), String>> {

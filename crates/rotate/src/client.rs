@@ -5,8 +5,9 @@ mod goal;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::{Method, StatusCode, header};
-use http_body_util::Full;
+use http::{Method, Response, StatusCode, header};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
 use serde_json::{Value, json};
 
 pub use self::goal::StageGoal;
@@ -175,6 +176,43 @@ impl Client {
         self.send(&self.control, Method::POST, "/rotate/reload", None, ANSWER_MAX).await
     }
 
+    /// Puts every model to sleep.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn sleep_all(&self) -> Result<Value, ClientError> {
+        self.send(&self.control, Method::POST, "/rotate/sleep", None, ANSWER_MAX).await
+    }
+
+    /// Reads the last lines of an engine's output, and with `follow` what comes then. `take` gets the bytes as they come.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn log(
+        &self,
+        model: &str,
+        lines: usize,
+        follow: bool,
+        mut take: impl FnMut(&[u8]) -> bool,
+    ) -> Result<(), ClientError> {
+        let path = format!("/rotate/models/{}/log?lines={lines}&follow={follow}", escaped(model));
+        let opened = self.open(&self.control, &Method::GET, &path, None);
+        let mut body = match tokio::time::timeout(ANSWER_MAX, opened).await {
+            Ok(response) => response?.into_body(),
+            Err(_) => {
+                let (request_line, limit_s) = (format!("GET {path}"), ANSWER_MAX.as_secs_f64());
+                return Err(ClientError::Timeout { request_line, limit_s });
+            }
+        };
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| self.control.unreached(&error))?;
+            if frame.data_ref().is_some_and(|data| !take(data)) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Chooses a profile, or none.
     ///
     /// # Errors
@@ -310,48 +348,83 @@ impl Client {
         limit: Duration,
     ) -> Result<Value, ClientError> {
         let request_line = format!("{method} {path}");
-        let unexpected =
-            |reason: String| ClientError::Unexpected { request_line: request_line.clone(), reason };
-        let timed_out = |limit: Duration| ClientError::Timeout {
-            request_line: request_line.clone(),
-            limit_s: limit.as_secs_f64(),
-        };
-        let unreached = |error: &(dyn std::error::Error + 'static)| {
-            let reason = transport::causes(error).last().map(ToString::to_string).unwrap_or_default();
-            ClientError::Unreachable { listener: endpoint.name, base: endpoint.base.clone(), reason }
-        };
-        let request = transport::request(&method, &format!("{}{path}", endpoint.base), body.as_ref());
-        let mut request = request.map_err(|error| unexpected(error.to_string()))?;
-        if let Some(key) = &endpoint.key {
-            request.headers_mut().insert(header::AUTHORIZATION, key.header_value());
-        }
         let answered = async {
-            let response = self.http.request(request).await.map_err(|error| {
-                if transport::is_late(&error) { timed_out(CONNECT_MAX) } else { unreached(&error) }
-            })?;
+            let response = self.open(endpoint, &method, path, body).await?;
             let status = response.status();
-            let read = transport::read(response.into_body(), ANSWER_MAX_BYTES).await;
-            match read.broke {
-                Some(error) => Err(unreached(&error)),
-                None if read.is_cut => Err(unexpected(format!("it has more than {ANSWER_MAX_BYTES} bytes"))),
-                None => Ok((status, String::from_utf8_lossy(&read.bytes).into_owned())),
-            }
+            Ok((status, read_text(endpoint, &request_line, response).await?))
         };
         let answered = tokio::time::timeout(limit, answered).await;
-        let (status, text) = answered.unwrap_or_else(|_| Err(timed_out(limit)))?;
-        if !status.is_success() {
-            let body = serde_json::from_str::<Value>(&text).ok();
-            let message = body.as_ref().and_then(|body| body.pointer("/error/message")?.as_str());
-            let message = transport::one_line(message.unwrap_or(&text));
-            let code =
-                body.as_ref().and_then(|body| body.pointer("/error/code")?.as_str()).map(str::to_owned);
-            return Err(ClientError::Refused { request_line, status: status.as_u16(), message, code });
-        }
+        let (status, text) = answered.unwrap_or_else(|_| {
+            let (request_line, limit_s) = (request_line.clone(), limit.as_secs_f64());
+            Err(ClientError::Timeout { request_line, limit_s })
+        })?;
         if text.is_empty() || status == StatusCode::NO_CONTENT {
             return Ok(Value::Null);
         }
-        serde_json::from_str(&text)
-            .map_err(|error| unexpected(format!("it is no JSON ({error}): {}", transport::one_line(&text))))
+        serde_json::from_str(&text).map_err(|error| {
+            let reason = format!("it is no JSON ({error}): {}", transport::one_line(&text));
+            ClientError::Unexpected { request_line, reason }
+        })
+    }
+
+    /// The beginning of a good answer.
+    async fn open(
+        &self,
+        endpoint: &Endpoint,
+        method: &Method,
+        path: &str,
+        body: Option<Value>,
+    ) -> Result<Response<Incoming>, ClientError> {
+        let request_line = format!("{method} {path}");
+        let request = transport::request(method, &format!("{}{path}", endpoint.base), body.as_ref());
+        let mut request = request.map_err(|error| ClientError::Unexpected {
+            request_line: request_line.clone(),
+            reason: error.to_string(),
+        })?;
+        if let Some(key) = &endpoint.key {
+            request.headers_mut().insert(header::AUTHORIZATION, key.header_value());
+        }
+        let response = self.http.request(request).await.map_err(|error| {
+            if transport::is_late(&error) {
+                let limit_s = CONNECT_MAX.as_secs_f64();
+                ClientError::Timeout { request_line: request_line.clone(), limit_s }
+            } else {
+                endpoint.unreached(&error)
+            }
+        })?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok(response);
+        }
+        let text = read_text(endpoint, &request_line, response).await?;
+        let body = serde_json::from_str::<Value>(&text).ok();
+        let message = body.as_ref().and_then(|body| body.pointer("/error/message")?.as_str());
+        let message = transport::one_line(message.unwrap_or(&text));
+        let code = body.as_ref().and_then(|body| body.pointer("/error/code")?.as_str()).map(str::to_owned);
+        Err(ClientError::Refused { request_line, status: status.as_u16(), message, code })
+    }
+}
+
+impl Endpoint {
+    fn unreached(&self, error: &(dyn std::error::Error + 'static)) -> ClientError {
+        let reason = transport::causes(error).last().map(ToString::to_string).unwrap_or_default();
+        ClientError::Unreachable { listener: self.name, base: self.base.clone(), reason }
+    }
+}
+
+async fn read_text(
+    endpoint: &Endpoint,
+    request_line: &str,
+    response: Response<Incoming>,
+) -> Result<String, ClientError> {
+    let read = transport::read(response.into_body(), ANSWER_MAX_BYTES).await;
+    match read.broke {
+        Some(error) => Err(endpoint.unreached(&error)),
+        None if read.is_cut => Err(ClientError::Unexpected {
+            request_line: request_line.to_owned(),
+            reason: format!("it has more than {ANSWER_MAX_BYTES} bytes"),
+        }),
+        None => Ok(String::from_utf8_lossy(&read.bytes).into_owned()),
     }
 }
 

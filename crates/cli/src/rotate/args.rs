@@ -35,6 +35,10 @@ pub(crate) struct RotateArgs {
     #[arg(long)]
     pub(crate) keep_engines: bool,
 
+    /// Read the configuration again when its file changes, as at SIGHUP
+    #[arg(long, conflicts_with = "demo")]
+    pub(crate) watch: bool,
+
     /// Print the result as one JSON object to standard output; the service logs JSON lines to standard error
     #[arg(long, global = true)]
     pub(crate) json: bool,
@@ -49,7 +53,13 @@ impl RotateArgs {
             (Some(_), true, _) => {
                 conflict("--demo starts its own rotation; leave --demo away to control one that runs")
             }
-            (Some(command), false, None) if !command.writes_config() => {
+            (Some(RotateCommand::Schema), false, Some(_)) => {
+                conflict("schema is of all configurations; leave --config away")
+            }
+            (Some(RotateCommand::Log { follow: true, .. }), ..) if self.json => conflict(
+                "--follow prints lines as they come, and --json one object at the end; leave one away",
+            ),
+            (Some(command), false, None) if !command.does_without_config() => {
                 missing("--config FILE is needed: the configuration of the rotation that runs")
             }
             (None, true, Some(_)) => conflict("--demo has its own configuration; leave --config away"),
@@ -89,10 +99,14 @@ pub(crate) enum RotateCommand {
         #[command(flatten)]
         wait: Wait,
     },
-    /// Put a model to sleep
+    /// Put a model to sleep, or all
     Sleep {
         /// Name or alias of the model
-        model: String,
+        #[arg(required_unless_present = "all")]
+        model: Option<String>,
+        /// Put every model to sleep
+        #[arg(long, conflicts_with_all = ["model", "wait"])]
+        all: bool,
         #[command(flatten)]
         wait: Wait,
     },
@@ -139,6 +153,19 @@ pub(crate) enum RotateCommand {
         #[arg(long, value_name = "N", default_value = "1", value_parser = positive, allow_negative_numbers = true)]
         cycles: NonZeroU32,
     },
+    /// Show the last lines of an engine's output
+    Log {
+        /// Name or alias of the model
+        model: String,
+        /// Most lines; at most 10000, of which the service keeps the last 1000
+        #[arg(long, value_name = "N", default_value = "200", value_parser = clap::value_parser!(u16).range(..=10_000))]
+        lines: u16,
+        /// Go on with what comes
+        #[arg(long)]
+        follow: bool,
+    },
+    /// Print a JSON schema of the configuration, with which editors complete and check it
+    Schema,
 }
 
 /// Whether a command waits until the model is where it should be.
@@ -157,9 +184,9 @@ impl Wait {
 }
 
 impl RotateCommand {
-    /// Whether `--config` names a file to be written.
-    fn writes_config(&self) -> bool {
-        matches!(self, Self::Init | Self::Import { .. })
+    /// Whether `--config` names a file to be written, or none.
+    fn does_without_config(&self) -> bool {
+        matches!(self, Self::Init | Self::Import { .. } | Self::Schema)
     }
 }
 
@@ -170,12 +197,13 @@ pub(crate) fn with_config_usage(rotate: clap::Command) -> clap::Command {
     }
     let usage = |command: clap::Command| {
         let config = match command.get_name() {
-            "init" | "import" => "[--config <FILE>]",
-            _ => "--config <FILE>",
+            "init" | "import" => "[--config <FILE>] ",
+            "schema" => "",
+            _ => "--config <FILE> ",
         };
         let names = command.get_positionals().filter_map(clap::Arg::get_value_names).flatten();
         let names: String = names.map(|name| format!(" <{name}>")).collect();
-        let usage = format!("poorwill rotate {} {config} [OPTIONS]{names}", command.get_name());
+        let usage = format!("poorwill rotate {} {config}[OPTIONS]{names}", command.get_name());
         command.override_usage(usage)
     };
     rotate.mut_subcommands(usage).override_usage(

@@ -10,8 +10,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::args::{RotateCommand, Wait};
+use super::log;
 use super::opening::{read, read_control, runtime};
-use super::show::{status_text, validation_text};
+use super::show::{status_text, validation_text, verdict_text};
 use poorwill_local::failure::{CommandOutput, Failure};
 
 #[derive(Debug, Serialize)]
@@ -21,6 +22,15 @@ pub(crate) enum Reply {
     Command(CommandReply),
     Reloaded(Value),
     Profile(Value),
+    AllSleep(Value),
+    Log(LogReply),
+}
+
+/// The last lines of an engine's output.
+#[derive(Debug, Serialize)]
+pub(crate) struct LogReply {
+    model: String,
+    lines: Vec<String>,
 }
 
 /// State of the model after an accepted command, which may still be running.
@@ -50,6 +60,13 @@ impl CommandOutput for Reply {
                 Some(name) => format!("profile {name} is chosen\n"),
                 None => "no profile is chosen\n".to_owned(),
             },
+            Self::AllSleep(value) => {
+                let count = value["models"].as_array().map_or(0, Vec::len);
+                format!("sleep accepted for all {count} models\n")
+            }
+            Self::Log(LogReply { lines, .. }) => {
+                lines.iter().flat_map(|line| [line.as_str(), "\n"]).collect()
+            }
             Self::Command(CommandReply { model, command, stage, last_failure, is_done, .. }) => {
                 let failure = last_failure.as_ref().map(|failure| format!("; last failure: {failure}"));
                 let how = if *is_done { "done" } else { "accepted" };
@@ -70,7 +87,14 @@ pub(super) fn run(path: &Path, command: RotateCommand) -> Result<Reply, Failure>
                 return Ok(Reply::Profile(client.set_profile(profile.as_deref()).await?));
             }
             RotateCommand::Wake { model, wait } => (Order::new("wake", wait), model),
-            RotateCommand::Sleep { model, wait } => (Order::new("sleep", wait), model),
+            RotateCommand::Sleep { model: Some(model), wait, .. } => (Order::new("sleep", wait), model),
+            RotateCommand::Sleep { model: None, .. } => {
+                return Ok(Reply::AllSleep(client.sleep_all().await?));
+            }
+            RotateCommand::Log { model, lines, .. } => {
+                let lines = log::last(&client, &model, lines).await?;
+                return Ok(Reply::Log(LogReply { model, lines }));
+            }
             RotateCommand::Hibernate { model, wait } => (Order::new("hibernate", wait), model),
             RotateCommand::Restart { model, wait } => (Order::new("restart", wait), model),
             RotateCommand::Pin { model, off } => (Order::pin(!off), model),
@@ -78,6 +102,7 @@ pub(super) fn run(path: &Path, command: RotateCommand) -> Result<Reply, Failure>
             RotateCommand::Init
             | RotateCommand::Import { .. }
             | RotateCommand::Check
+            | RotateCommand::Schema
             | RotateCommand::Validate { .. } => {
                 return Err(Failure::new("this is no command to a rotation that runs"));
             }

@@ -10,10 +10,12 @@ mod engines;
 mod import;
 mod init;
 mod listening;
+mod log;
 mod opening;
 mod serve;
 mod show;
 mod signals;
+mod watched;
 
 pub(crate) use self::demo::free_ports;
 pub(crate) use self::opening::{config_failure, runtime};
@@ -21,6 +23,8 @@ pub(crate) use self::serve::logged;
 pub(crate) use self::signals::{ServiceSignal, Signals};
 
 use std::process::ExitCode;
+
+use poorwill_rotate::config::SCHEMA;
 
 use self::args::RotateCommand;
 pub(crate) use self::args::{RotateArgs, with_config_usage};
@@ -39,10 +43,14 @@ pub(crate) fn run(args: RotateArgs) -> ExitCode {
         (Some(RotateCommand::Import { file }), config, _) => {
             failure::finish(json, import::run(&file, config.as_deref()))
         }
+        (Some(RotateCommand::Schema), ..) => failure::print(Ok(SCHEMA.to_owned())),
+        (Some(RotateCommand::Log { model, lines, follow: true }), Some(config), _) => {
+            log::follow(&config, &model, lines)
+        }
         (Some(RotateCommand::Check), Some(config), _) => failure::finish(json, check::run(&config)),
         (Some(command), Some(config), _) => failure::finish(json, control::run(&config, command)),
         (None, _, true) => failure::finish(json, demo::run(duration, json)),
-        (None, Some(config), false) => ended(serve::run(&config, args.keep_engines, json)),
+        (None, Some(config), false) => ended(serve::run(&config, args.keep_engines, args.watch, json)),
         // The command line requires one of them.
         (_, None, _) => ended(Err(Failure::new("--config FILE is needed, or --demo"))),
     }

@@ -11,11 +11,13 @@ use poorwill_net::descriptors;
 use poorwill_rotate::run::{self, Running};
 use poorwill_rotate::service::Service;
 use tokio::sync::Notify;
+use tokio::task::JoinHandle;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
 use super::opening::{read, runtime};
 use super::signals::{ServiceSignal, Signals};
+use super::watched::Watched;
 use poorwill_local::failure::Failure;
 
 /// How long requests may finish after the first signal.
@@ -27,7 +29,8 @@ const LOG_DEFAULT: &str = "info";
 const LOG_LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 /// Log lines are JSON if `json` is set.
-pub(super) fn run(path: &Path, keeps_engines: bool, json: bool) -> Result<(), Failure> {
+pub(super) fn run(path: &Path, keeps_engines: bool, watches: bool, json: bool) -> Result<(), Failure> {
+    let watched = watches.then(|| Watched::new(path.to_path_buf()));
     let config = logged(json, || read(path))?;
     if let Err(error) = descriptors::raise() {
         tracing::warn!(%error, "cannot raise the limit of file descriptors");
@@ -36,7 +39,7 @@ pub(super) fn run(path: &Path, keeps_engines: bool, json: bool) -> Result<(), Fa
     let outcome = runtime.block_on(async {
         let mut signals = Signals::new()?;
         let running = run::begin(config, Some(path.to_path_buf())).await?;
-        serve(running, &mut signals, path, keeps_engines).await
+        serve(running, &mut signals, path, keeps_engines, watched).await
     });
     // Threads that still block have no further use.
     runtime.shutdown_background();
@@ -48,8 +51,10 @@ async fn serve(
     signals: &mut Signals,
     path: &Path,
     keeps_engines: bool,
+    watched: Option<Watched>,
 ) -> Result<(), Failure> {
     let reload = Arc::new(Notify::new());
+    let watching = watched.map(|watched| tokio::spawn(watched.notify(Arc::clone(&reload))));
     let reading =
         tokio::spawn(reload_on_notify(running.service().clone(), path.to_path_buf(), Arc::clone(&reload)));
     loop {
@@ -65,6 +70,7 @@ async fn serve(
         }
     }
     reading.abort();
+    watching.inspect(JoinHandle::abort);
     tracing::info!("shutting down; finishing running requests first");
     tokio::select! {
         () = running.end(DRAIN_TIMEOUT, !keeps_engines) => Ok(()),

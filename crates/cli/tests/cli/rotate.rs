@@ -23,6 +23,7 @@ mod watch;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::process::Stdio;
 use std::thread;
 
 use poorwill_mock_engine::Fault;
@@ -272,6 +273,58 @@ fn harms_no_other_model(fault: &'static str) {
         "{fault} was not injected, or not seen: {log}"
     );
     fixture.assert_empty();
+}
+
+#[test]
+fn a_watched_file_is_taken_over_and_a_wrong_one_is_reported_once() {
+    let mut fixture = Fixture::new("512MiB", vec![Model::new("amber")]);
+    let rotator = fixture.start(&["--watch"]);
+    let output = fixture.say("amber", PROMPTS[0]);
+    let wrong = format!("{}alias = [\"resin\"]\n", fixture.config());
+    fixture.folder.write("rotation.toml", wrong);
+    until(&rotator, "it complains", || rotator.log().contains("cannot reload the configuration"));
+    assert_eq!(fixture.say("amber", PROMPTS[0]), output);
+    // As an editor does.
+    fixture.models[0].lines = "aliases = [\"resin\"]\n".to_owned();
+    fixture.folder.write("rotation.new", fixture.config());
+    fs::rename(fixture.folder.path().join("rotation.new"), fixture.folder.path().join("rotation.toml"))
+        .unwrap();
+    until(&rotator, "it is read", || rotator.log().contains("reloaded the configuration"));
+    assert_eq!(fixture.say("resin", PROMPTS[0]), output);
+    assert_eq!(rotator.log().matches("cannot reload the configuration").count(), 1);
+    rotator.end();
+}
+
+#[test]
+fn a_log_is_read_and_followed_and_all_models_sleep() {
+    let fixture = Fixture::new("512MiB", vec![Model::new("amber"), Model::new("birch")]);
+    let rotator = fixture.start(&[]);
+    for name in ["amber", "birch"] {
+        fixture.say(name, PROMPTS[0]);
+    }
+    let last = fixture.order(&["log", "amber", "--lines", "1"]).succeeded();
+    assert_eq!(last.lines().count(), 1, "{last}");
+    let json = fixture.order(&["log", "amber", "--json"]).succeeded();
+    let json: Value = serde_json::from_str(&json).unwrap();
+    let lines = json["lines"].as_array().unwrap();
+    assert!(lines[0].as_str().unwrap().contains("started process"), "{json}");
+    fixture.order(&["log", "cedar", "--follow"]).failed(&["`cedar`", "amber, birch"]);
+
+    let mut command = fixture.command(&["rotate", "log", "amber", "--follow", "--config", "rotation.toml"]);
+    let mut follower = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut followed = BufReader::new(follower.stdout.take().unwrap()).lines().map(Result::unwrap);
+    for line in lines {
+        assert_eq!(followed.next().as_deref(), line.as_str());
+    }
+    assert_eq!(fixture.order(&["sleep", "--all"]).succeeded(), "sleep accepted for all 2 models\n");
+    let is_asleep = |name| fixture.now(name)["stage"] == "asleep";
+    until(&rotator, "all sleep", || is_asleep("amber") && is_asleep("birch"));
+    fixture.order(&["restart", "amber"]).succeeded();
+    assert!(followed.any(|line| line == "[poorwill] stopped"));
+    // It ends with the service.
+    rotator.end();
+    followed.for_each(drop);
+    assert!(follower.wait().unwrap().success());
 }
 
 #[test]

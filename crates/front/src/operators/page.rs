@@ -38,8 +38,8 @@ macro_rules! policy {
     ($script:literal) => {
         concat!(
             "default-src 'none'; ",
-            "style-src 'sha256-s2W+3FgAKfX9fsM8e2ZIf6dTwraDfq+bFPR80+yGRkw='; ",
-            "script-src 'sha256-6hkyL73KzpkTgqMv/HIq9itRnbfRa7h8jiDYCPtSG8s=' 'sha256-",
+            "style-src 'sha256-LFbEj9yi0Ns9FFjQdQj0lwrt0zAxNXzeWzUO+z6niiY='; ",
+            "script-src 'sha256-1lIN5Bol9NYKekUmKj8NtQ6o1jsr4k4KBFlSX6J+EHQ=' 'sha256-",
             $script,
             "'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; ",
             "require-trusted-types-for 'script'"
@@ -50,7 +50,7 @@ macro_rules! policy {
 /// Of a node.
 pub const NODE: Page = Page {
     html: html!("Poorwill rotation", "page/node.html", "page/node.js"),
-    policy: policy!("MsX3RbdXD2/p3J34CJ0V7eEidS6rBjPXFoGeFP6sklA="),
+    policy: policy!("+lUUzwj9qHUzEA5PIBlUJtkEn1rqaSGz0qeYzKh38SA="),
 };
 
 /// Of a router.

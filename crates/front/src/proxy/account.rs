@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http::{HeaderValue, Request, StatusCode};
+use tokio_util::sync::CancellationToken;
 
 use super::span;
 use crate::requests::{Progress, RequestNow, RequestState, Requests, Tokens, Tracked};
@@ -81,6 +82,11 @@ impl Account {
         let progress = self.tracked.progress();
         progress.is_of(self.key.as_deref(), self.model.as_deref());
         progress
+    }
+
+    /// Fires when an operator cancels it.
+    pub(super) fn cancelled(&self) -> &CancellationToken {
+        self.tracked.cancelled()
     }
 
     /// Adds bytes of the answer.

@@ -47,6 +47,8 @@ pub(super) struct AnswerBody {
     account: Account,
     connection: Arc<Connection>,
     gone: Gone,
+    /// By an operator.
+    cancelled: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
 pub(super) enum Flow {
@@ -82,6 +84,8 @@ pub(super) struct Forwarded {
 /// A client that waits for its stream.
 pub(super) struct Waiting {
     upcoming: Upcoming,
+    /// Of errors.
+    dialect: Dialect,
     every: Duration,
     next: Pin<Box<Sleep>>,
 }
@@ -109,18 +113,17 @@ impl Tail {
 }
 
 impl Waiting {
-    pub(super) fn new(upcoming: Upcoming, every: Duration) -> Self {
+    pub(super) fn new(upcoming: Upcoming, dialect: Dialect, every: Duration) -> Self {
         // The first comment is sent at once.
-        Self { upcoming, every, next: Box::pin(tokio::time::sleep_until(Instant::now())) }
+        Self { upcoming, dialect, every, next: Box::pin(tokio::time::sleep_until(Instant::now())) }
     }
 }
 
 impl AnswerBody {
     pub(super) fn new(flow: Flow, account: Account, connection: Arc<Connection>, gone: Gone) -> Self {
-        if let Flow::Forwarded(forwarded) = &flow {
-            connection.ends_with(Some(forwarded.admission.aborted.clone()));
-        }
-        let mut answer = Self { flow, account, connection, gone };
+        let cancelled = Box::pin(account.cancelled().clone().cancelled_owned());
+        let mut answer = Self { flow, account, connection, gone, cancelled };
+        answer.note_endings();
         if answer.is_end_stream() {
             // hyper does not poll an empty body.
             answer.account.end = End::Whole;
@@ -128,7 +131,20 @@ impl AnswerBody {
         answer
     }
 
+    /// What ends the answer although its client reads nothing.
+    fn note_endings(&self) {
+        let cancelled = self.account.cancelled().clone();
+        match &self.flow {
+            Flow::Forwarded(forwarded) => {
+                self.connection.ends_with(vec![forwarded.admission.aborted.clone(), cancelled]);
+            }
+            Flow::Waiting(_) => self.connection.ends_with(vec![cancelled]),
+            Flow::Whole(_) | Flow::Upgraded(_) | Flow::Breaking { .. } => {}
+        }
+    }
+
     fn poll_flow(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        let is_cancelled = self.cancelled.as_mut().poll(cx).is_ready();
         loop {
             match &mut self.flow {
                 Flow::Whole(bytes) => {
@@ -139,7 +155,7 @@ impl AnswerBody {
                     return Poll::Ready(Some(Ok(Frame::data(bytes))));
                 }
                 Flow::Forwarded(forwarded) => {
-                    let error = match ready!(poll_upstream(forwarded, cx)) {
+                    let error = match ready!(poll_upstream(forwarded, is_cancelled, cx)) {
                         Ok(frame) => return Poll::Ready(frame.map(Ok)),
                         Err(error) => error,
                     };
@@ -155,10 +171,16 @@ impl AnswerBody {
                     self.flow = Flow::Breaking { flushes: self.connection.flushes() };
                     return Poll::Ready(Some(Ok(Frame::data(event))));
                 }
+                Flow::Waiting(waiting) if is_cancelled => {
+                    let error = ApiError::cancelled();
+                    self.account.status = Some(error.status);
+                    // This drops what it waits for.
+                    self.flow = Flow::Whole(Some(error.event(waiting.dialect, false)));
+                }
                 Flow::Waiting(waiting) => match waiting.upcoming.as_mut().poll(cx) {
                     Poll::Ready(Ok(forwarded)) => {
-                        self.connection.ends_with(Some(forwarded.admission.aborted.clone()));
                         self.flow = Flow::Forwarded(forwarded);
+                        self.note_endings();
                     }
                     Poll::Ready(Err(ending)) => {
                         self.account.status = Some(ending.status);
@@ -182,7 +204,7 @@ impl AnswerBody {
 
 impl Drop for AnswerBody {
     fn drop(&mut self) {
-        self.connection.ends_with(None);
+        self.connection.ends_with(Vec::new());
         if let Flow::Forwarded(forwarded) = &self.flow {
             forwarded.count(&mut self.account);
         }
@@ -203,8 +225,12 @@ impl Forwarded {
 /// `None` after the last frame.
 fn poll_upstream(
     forwarded: &mut Forwarded,
+    is_cancelled: bool,
     cx: &mut Context<'_>,
 ) -> Poll<Result<Option<Frame<Bytes>>, ApiError>> {
+    if is_cancelled {
+        return Poll::Ready(Err(ApiError::cancelled()));
+    }
     // First, so that an engine that never pauses is ended.
     if forwarded.admission.aborted.is_cancelled() {
         return Poll::Ready(Err(ApiError::aborted(&forwarded.route.name)));

@@ -17,6 +17,9 @@ use crate::backend::{Refusal, Refused};
 /// On an answer of a front that gave the request to no engine. Engines cannot set it.
 pub(super) static NOT_BEGUN: HeaderName = HeaderName::from_static("x-poorwill-not-begun");
 
+/// On an answer after which OpenAI's and Anthropic's clients do not ask again by themselves.
+static SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
+
 /// Most names in a message.
 const NAMES_MAX: usize = 64;
 /// Most characters of an engine's answer in a message.
@@ -75,6 +78,8 @@ enum ErrorHeader {
     Challenge,
     /// Asks for a WebSocket.
     Upgrade,
+    /// Asks the client not to repeat it.
+    NoRetry,
 }
 
 impl ApiError {
@@ -352,6 +357,13 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "aborted", text)
     }
 
+    pub(super) fn cancelled() -> Self {
+        let text = "an operator cancelled this request; ask them before you send it again";
+        let mut error = Self::new(StatusCode::GONE, "cancelled", text);
+        error.header = Some(ErrorHeader::NoRetry);
+        error
+    }
+
     pub(super) fn no_descriptor(name: &str) -> Self {
         let text = format!(
             "no file descriptor is left for a connection to model `{name}`; try again, or raise the service's limit"
@@ -445,6 +457,7 @@ impl ApiError {
                 upgrade::switch(headers);
                 return;
             }
+            Some(ErrorHeader::NoRetry) => (SHOULD_RETRY.clone(), HeaderValue::from_static("false")),
             Some(ErrorHeader::Challenge) => (header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
         };
         headers.insert(name, value);

@@ -18,6 +18,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
+use futures_util::future::select_all;
 use futures_util::task::AtomicWaker;
 use http::HeaderMap;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -53,8 +54,8 @@ pub(super) struct Connection {
 /// What ends the answer in progress.
 #[derive(Debug, Default)]
 struct AnswerEnding {
-    /// `None` where the engine and client decide.
-    token: Option<CancellationToken>,
+    /// The first that fires. Empty where the engine and client decide.
+    tokens: Vec<CancellationToken>,
     /// Counts changes.
     version: u64,
 }
@@ -90,14 +91,14 @@ impl Connection {
     }
 
     /// Called in the task that polls [`overdue`](Self::overdue).
-    pub(super) fn ends_with(&self, token: Option<CancellationToken>) {
+    pub(super) fn ends_with(&self, tokens: Vec<CancellationToken>) {
         let mut ending = self.ending();
-        if token.is_some() || ending.token.is_some() {
-            *ending = AnswerEnding { token, version: ending.version + 1 };
+        if !(tokens.is_empty() && ending.tokens.is_empty()) {
+            *ending = AnswerEnding { tokens, version: ending.version + 1 };
         }
     }
 
-    /// Waits until an answer has run for `after` longer than its token allows.
+    /// Waits until an answer has run for `after` longer than its tokens allow.
     pub(super) async fn overdue(&self, after: Duration) {
         let mut version = 0;
         let mut overdue = None;
@@ -105,9 +106,11 @@ impl Connection {
             let ending = self.ending();
             if ending.version != version {
                 version = ending.version;
-                overdue = ending.token.clone().map(|token| {
+                let fired = ending.tokens.iter().map(|token| Box::pin(token.clone().cancelled_owned()));
+                let fired: Vec<_> = fired.collect();
+                overdue = (!fired.is_empty()).then(|| {
                     Box::pin(async move {
-                        token.cancelled_owned().await;
+                        select_all(fired).await;
                         tokio::time::sleep(after).await;
                     })
                 });

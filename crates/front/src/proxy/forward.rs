@@ -113,11 +113,13 @@ impl Proxy {
         let is_head = request.method() == Method::HEAD;
         let cors = Cors::new(request.headers(), &self.backend.front());
         let mut gone: Gone = Box::pin(Arc::clone(&connection).wait_until_gone());
+        let cancelled = account.cancelled().clone();
         let answered = tokio::select! {
             biased;
             // In a box, since hyper has space for this future from the start of a connection on.
             answered = Box::pin(self.answer(&connection, request, &mut account)) => answered,
             () = gone.as_mut() => return Err(Disconnected),
+            () = cancelled.cancelled() => Err(ApiError::cancelled()),
         };
         let mut response = answered.unwrap_or_else(|error| {
             let error = error.backing_off(&self.backoff);
@@ -471,15 +473,15 @@ impl Job {
         if let Ok(admission) = tokio::time::timeout(every, admission.as_mut()).await {
             return self.send(admission?).await;
         }
+        let dialect = self.dialect;
         let upcoming: Upcoming = Box::pin(async move {
-            let dialect = self.dialect;
             let ended = |error: ApiError| Ending { event: error.event(dialect, false), status: error.status };
             let admission = admission.await.map_err(ended)?;
             let route = Arc::clone(&self.route);
             let response = self.send(admission).await.map_err(ended)?;
             Self::events_of(response, &route, dialect).await
         });
-        let mut response = Response::new(Flow::Waiting(Waiting::new(upcoming, every)));
+        let mut response = Response::new(Flow::Waiting(Waiting::new(upcoming, dialect, every)));
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));

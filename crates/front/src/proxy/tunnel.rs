@@ -58,6 +58,8 @@ enum TunnelEnd {
     EngineBroke,
     Idle,
     Aborted,
+    /// By an operator.
+    Cancelled,
 }
 
 /// One way of the bytes.
@@ -88,12 +90,18 @@ impl Tunnel {
         let (client, engine) = (TokioIo::new(client), TokioIo::new(engine));
         let aborted = admission.aborted.clone();
         let (account, limits) = (&self.account, self.limits);
+        let stopped = async {
+            tokio::select! {
+                () = aborted.cancelled() => TunnelEnd::Aborted,
+                () = account.cancelled().cancelled() => TunnelEnd::Cancelled,
+            }
+        };
         let answered = admission.answered.clone();
         let sent = move |bytes| {
             answered.add();
             account.sent(bytes, true);
         };
-        let (ended, client) = pass(client, engine, limits, aborted.cancelled(), sent).await;
+        let (ended, client) = pass(client, engine, limits, stopped, sent).await;
         // The model need not wait for the client's goodbye.
         drop(admission);
         if ended == TunnelEnd::EngineBroke {
@@ -104,7 +112,7 @@ impl Tunnel {
         self.account.end = match ended {
             TunnelEnd::Closed | TunnelEnd::Idle => End::Whole,
             TunnelEnd::ClientBroke => End::Left,
-            TunnelEnd::EngineBroke | TunnelEnd::Aborted => End::Broken,
+            TunnelEnd::EngineBroke | TunnelEnd::Aborted | TunnelEnd::Cancelled => End::Broken,
         };
     }
 }
@@ -114,7 +122,7 @@ async fn pass<C, E>(
     client: C,
     engine: E,
     limits: TunnelLimits,
-    aborted: impl Future<Output = ()>,
+    stopped: impl Future<Output = TunnelEnd>,
     mut sent: impl FnMut(usize),
 ) -> (TunnelEnd, (impl AsyncRead + Unpin, impl AsyncWrite + Unpin, bool))
 where
@@ -146,7 +154,7 @@ where
         };
         tokio::select! {
             biased;
-            () = aborted => TunnelEnd::Aborted,
+            ended = stopped => ended,
             done = both => done.err().unwrap_or(TunnelEnd::Closed),
             () = activity.idle(limits.idle) => TunnelEnd::Idle,
         }
@@ -162,6 +170,7 @@ async fn leave(
 ) -> io::Result<()> {
     let close = match ended {
         TunnelEnd::Idle => Some(frames::close(GOING_AWAY, "no data for too long")),
+        TunnelEnd::Cancelled => Some(frames::close(GOING_AWAY, "an operator cancelled it")),
         TunnelEnd::Aborted => Some(frames::close(TRY_AGAIN, "the model had to leave; try again")),
         TunnelEnd::Closed | TunnelEnd::ClientBroke | TunnelEnd::EngineBroke => None,
     };

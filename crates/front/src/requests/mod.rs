@@ -21,6 +21,7 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
+use tokio_util::sync::CancellationToken;
 
 pub use self::now::{RequestNow, RequestState, Tokens};
 use self::recent::Window;
@@ -120,6 +121,7 @@ pub struct Requests {
 #[derive(Debug)]
 struct Active {
     arrived: Instant,
+    cancelled: CancellationToken,
     waits_since: Option<Instant>,
     now: RequestNow,
     spans: Option<Box<dyn RequestTrace>>,
@@ -131,6 +133,7 @@ pub(crate) struct Tracked {
     number: u64,
     requests: Arc<Requests>,
     progress: Progress,
+    cancelled: CancellationToken,
 }
 
 /// Changes what is shown of a request.
@@ -233,13 +236,24 @@ impl Requests {
         (oldest.iter().map(|active| locked(active).now()).collect(), count)
     }
 
+    /// Ends the requests in progress with this identifier, and returns how many that are. Clients may use an identifier
+    /// twice.
+    #[must_use]
+    pub fn cancel(&self, id: &str) -> usize {
+        let all: Vec<_> = locked(&self.active).values().cloned().collect();
+        let of_it = all.iter().map(|active| locked(active)).filter(|active| active.now.id == id);
+        of_it.map(|active| active.cancelled.cancel()).count()
+    }
+
     /// Lists a request that has just come. Its state and times are set here.
     pub(crate) fn begin(self: &Arc<Self>, now: RequestNow, parent: Option<TraceParent>) -> Tracked {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let spans = self.tracer.as_ref().and_then(|tracer| tracer.request(&now, parent));
-        let active = Arc::new(Mutex::new(Active { arrived: Instant::now(), waits_since: None, now, spans }));
+        let (arrived, cancelled) = (Instant::now(), CancellationToken::new());
+        let active = Active { arrived, cancelled: cancelled.clone(), waits_since: None, now, spans };
+        let active = Arc::new(Mutex::new(active));
         locked(&self.active).insert(number, Arc::clone(&active));
-        Tracked { number, requests: Arc::clone(self), progress: Progress(active) }
+        Tracked { number, requests: Arc::clone(self), progress: Progress(active), cancelled }
     }
 
     /// Adds its metrics.
@@ -263,6 +277,11 @@ impl Requests {
 impl Tracked {
     pub(crate) fn progress(&self) -> &Progress {
         &self.progress
+    }
+
+    /// Fires when an operator cancels it.
+    pub(crate) fn cancelled(&self) -> &CancellationToken {
+        &self.cancelled
     }
 
     /// Counts the request, and ends its listing.

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bodies;
+mod cancelling;
 mod descriptors;
 mod elsewhere;
 mod engines;

@@ -167,6 +167,20 @@ fn a_model_that_leaves_ends_its_websockets() {
 }
 
 #[test]
+fn an_operator_ends_a_websocket() {
+    run(async {
+        let setup = Setup::new("").await;
+        let (mut client, mut engine, _) = open(&setup, ASK, "X-Request-Id: it\r\n").await;
+        assert_eq!(setup.backend.requests.cancel("it"), 1);
+        assert_eq!(engine.ended().await, b"");
+        let last = client.ended().await;
+        assert_eq!((last[0], &last[2..4]), (0x88, &1001_u16.to_be_bytes()[..]), "{last:?}");
+        assert!(last.ends_with(b"an operator cancelled it"), "{last:?}");
+        assert_eq!(setup.until(|seen| seen.running == 0).await.suspects, 0);
+    });
+}
+
+#[test]
 fn a_websocket_without_data_is_closed() {
     run(async {
         let setup = Setup::new("websocket_idle_max = \"20ms\"").await;

@@ -31,6 +31,9 @@ pub use self::traces::TraceExport;
 pub use poorwill_front::file::{ConfigError, FilePlace, read as read_text};
 pub use poorwill_front::settings::{Card, Control, Front, Key, KeyShare, Parameters};
 
+/// A JSON schema of the file, with which editors complete and check it. A test makes it of the reference's keys.
+pub const SCHEMA: &str = include_str!("schema.json");
+
 /// A checked configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {

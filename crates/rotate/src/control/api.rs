@@ -10,6 +10,7 @@ use tokio::sync::broadcast;
 
 use crate::fleet::Membership;
 use crate::service;
+use crate::supervise::EngineLog;
 
 /// The future of a [`ControlApi`] call.
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -25,8 +26,8 @@ pub trait ControlApi: Send + Sync + 'static {
     /// False if no model has this name or alias.
     fn command<'a>(&'a self, name: &'a str, command: service::ModelCommand) -> Later<'a, bool>;
 
-    /// The last lines of a supervised engine's output; `None` if no model has this name or alias.
-    fn log(&self, name: &str, lines: usize) -> Option<Vec<String>>;
+    /// A supervised engine's output; `None` if no model has this name or alias, or the service does not start its engine.
+    fn log(&self, name: &str) -> Option<Arc<EngineLog>>;
 
     /// Reloads the configuration, or returns the mistake.
     fn reload(&self) -> Later<'_, Result<(), String>>;

@@ -6,27 +6,19 @@
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
-use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
-use bytes::Bytes;
-use futures_util::Stream;
-use futures_util::stream::unfold;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::{OwnedSemaphorePermit, broadcast, watch};
-use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
+use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
 
+use super::follow::Followed;
 use super::metrics::Metrics;
 use crate::service::ServiceEvent;
 
-pub(super) const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(15);
 const KEPT_MAX: usize = 1024;
 /// Most events in one write.
 const CHUNK: usize = 32;
-/// The first bytes of a stream: the reconnection delay in milliseconds.
-const PREAMBLE: &str = "retry: 2000\n\n";
 
 #[derive(Debug)]
 pub(super) struct Hub {
@@ -132,7 +124,7 @@ impl Hub {
     }
 }
 
-pub(super) async fn follow(
+pub(super) async fn collect(
     mut events: broadcast::Receiver<Arc<ServiceEvent>>,
     hub: Arc<Hub>,
     metrics: Arc<Metrics>,
@@ -158,64 +150,34 @@ pub(super) async fn follow(
     }
 }
 
-struct Follower<F> {
+/// The events from where one follower is.
+pub(super) struct Events {
     hub: Arc<Hub>,
     changed: watch::Receiver<()>,
     cursor: Cursor,
-    keep_alive: Interval,
-    may_see: F,
-    shutdown: CancellationToken,
-    has_begun: bool,
-    _permit: OwnedSemaphorePermit,
 }
 
-/// Events for one follower, until `shutdown`, or until `may_see` returns false.
-pub(super) fn stream<F: Fn() -> bool + Send>(
-    hub: Arc<Hub>,
-    from: StartAt,
-    keep_alive: Duration,
-    may_see: F,
-    shutdown: CancellationToken,
-    permit: OwnedSemaphorePermit,
-) -> impl Stream<Item = io::Result<Bytes>> + Send {
-    let mut keep_alive = interval_at(Instant::now() + keep_alive, keep_alive);
-    keep_alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let follower = Follower {
-        changed: hub.changed.subscribe(),
-        cursor: hub.begin(from),
-        hub,
-        keep_alive,
-        may_see,
-        shutdown,
-        has_begun: false,
-        _permit: permit,
-    };
-    unfold(follower, |mut follower| async {
-        let text = follower.next().await?;
-        Some((Ok(Bytes::from(text)), follower))
-    })
+impl Events {
+    pub(super) fn of(hub: Arc<Hub>, from: StartAt) -> Self {
+        Self { changed: hub.changed.subscribe(), cursor: hub.begin(from), hub }
+    }
 }
 
-impl<F: Fn() -> bool> Follower<F> {
-    async fn next(&mut self) -> Option<String> {
-        if !std::mem::replace(&mut self.has_begun, true) {
-            return Some(PREAMBLE.to_owned());
-        }
-        loop {
-            if self.shutdown.is_cancelled() {
-                return None;
-            }
-            self.changed.mark_unchanged();
-            let read = self.hub.read(&mut self.cursor);
-            if !read.is_empty() {
-                return (self.may_see)().then(|| read.iter().map(written).collect());
-            }
-            tokio::select! {
-                () = self.shutdown.cancelled() => return None,
-                changed = self.changed.changed() => changed.ok()?,
-                _ = self.keep_alive.tick() => return (self.may_see)().then(|| ": still here\n\n".to_owned()),
-            }
-        }
+impl Followed for Events {
+    /// The reconnection delay in milliseconds.
+    const PREAMBLE: &'static str = "retry: 2000\n\n";
+
+    fn read(&mut self) -> String {
+        self.changed.mark_unchanged();
+        self.hub.read(&mut self.cursor).iter().map(written).collect()
+    }
+
+    async fn wait_for_more(&mut self) -> bool {
+        self.changed.changed().await.is_ok()
+    }
+
+    fn keep_alive(&self) -> String {
+        ": still here\n\n".to_owned()
     }
 }
 
@@ -246,10 +208,12 @@ fn lagged(lost: u64) -> String {
 #[cfg(test)]
 mod tests {
     use std::pin::pin;
+    use std::time::Duration;
 
     use futures_util::StreamExt;
     use tokio::sync::Semaphore;
 
+    use super::super::follow::stream;
     use super::*;
     use crate::service::EventKind;
 
@@ -317,9 +281,9 @@ mod tests {
             move || *may.lock().unwrap()
         };
         let keep_alive = Duration::from_millis(1);
-        let mut stream =
-            pin!(stream(Arc::clone(&hub), StartAt::Last(0), keep_alive, may_see, shutdown, permit));
-        assert_eq!(stream.next().await.unwrap().unwrap(), PREAMBLE);
+        let events = Events::of(Arc::clone(&hub), StartAt::Last(0));
+        let mut stream = pin!(stream(events, keep_alive, may_see, shutdown, permit));
+        assert_eq!(stream.next().await.unwrap().unwrap(), Events::PREAMBLE);
         assert_eq!(stream.next().await.unwrap().unwrap(), ": still here\n\n");
         hub.keep(event(3));
         let written = stream.next().await.unwrap().unwrap();

@@ -298,6 +298,9 @@ fn of_gpus(now: &Snapshot) -> Registry {
     let mut registry = Registry::with_prefix(PREFIX);
     let residents = Family::<OfGpu, Number>::default();
     registry.register("residents", "Models on the GPU that are ready or draining", residents.clone());
+    let swapping = Family::<OfGpu, Counter<f64, AtomicU64>>::default();
+    let help = "Time in which a model of the GPU came up or left";
+    registry.register_with_unit("gpu_swapping", help, Unit::Seconds, swapping.clone());
     let mut bytes = |name: &str, help: &str| {
         let family = Family::<OfGpu, Number>::default();
         registry.register_with_unit(name, help, Unit::Bytes, family.clone());
@@ -315,6 +318,7 @@ fn of_gpus(now: &Snapshot) -> Registry {
             .filter(|model| model.gpus.contains(&gpu.gpu) && is_up(model.stage, model.is_ready))
             .count();
         residents.get_or_create(&of).set(wide(up));
+        swapping.get_or_create(&of).inc_by(gpu.swapping.total_s);
         for (family, bytes) in [(&free, gpu.free_bytes), (&total, gpu.total_bytes)] {
             if let Some(bytes) = bytes {
                 family.get_or_create(&of).set(bytes);

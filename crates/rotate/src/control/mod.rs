@@ -11,6 +11,7 @@
 
 mod api;
 mod events;
+mod follow;
 mod metrics;
 mod routes;
 mod state;
@@ -46,14 +47,14 @@ pub async fn serve(
         shutdown: shutdown.clone(),
         api,
     };
-    let follower = events::follow(
+    let collector = events::collect(
         shared.api.events(),
         Arc::clone(&shared.hub),
         Arc::clone(&shared.metrics),
         shutdown.clone(),
     );
-    let follower = async {
-        follower.await;
+    let collector = async {
+        collector.await;
         std::future::pending().await
     };
     let router = routes::router(shared);
@@ -61,6 +62,6 @@ pub async fn serve(
     tracing::info!(%address, "control listens");
     tokio::select! {
         served = served => served,
-        never = follower => never,
+        never = collector => never,
     }
 }

@@ -13,7 +13,8 @@ use poorwill_front::operators::{ControlError, OPENMETRICS, guard, page, read_bod
 use serde::Deserialize;
 use serde_json::json;
 
-use super::events;
+use super::events::{self, Events};
+use super::follow::{self, Followed, KEEP_ALIVE_EVERY};
 use super::state::{FOLLOWERS_MAX, HandlerState};
 use crate::service::ModelCommand;
 
@@ -31,7 +32,9 @@ pub(super) fn router(shared: HandlerState) -> Router {
         .route("/metrics", get(metrics))
         .route("/rotate/status", get(status))
         .route("/rotate/requests", get(requests))
-        .route("/rotate/events", get(follow))
+        .route("/rotate/requests/{id}/cancel", post(cancel))
+        .route("/rotate/sleep", post(sleep_all))
+        .route("/rotate/events", get(events))
         .route("/rotate/reload", post(reload))
         .route("/rotate/profile", post(profile))
         .route("/rotate/models/{name}/log", get(log))
@@ -88,6 +91,42 @@ async fn requests(
     Ok(Json(json!({"count": count, "requests": requests})).into_response())
 }
 
+/// Ends requests in progress. Their clients get an error.
+async fn cancel(
+    State(shared): State<HandlerState>,
+    path: Result<Path<String>, PathRejection>,
+    body: Body,
+) -> Result<Response, ControlError> {
+    let Path(id) = path.map_err(|error| ControlError::new(StatusCode::BAD_REQUEST, error.body_text()))?;
+    read_body(body).await?;
+    let cancelled = shared.api.requests().cancel(&id);
+    if cancelled == 0 {
+        let message = format!(
+            "no request in progress has the id `{}`; GET /rotate/requests lists those that there are",
+            id.chars().take(256).collect::<String>().escape_debug()
+        );
+        return Err(ControlError::new(StatusCode::NOT_FOUND, message));
+    }
+    tracing::info!(request_id = id, cancelled, "an operator cancelled a request");
+    Ok(Json(json!({"cancelled": cancelled})).into_response())
+}
+
+/// Puts every model to sleep.
+async fn sleep_all(State(shared): State<HandlerState>, body: Body) -> Result<Response, ControlError> {
+    read_body(body).await?;
+    let models: Vec<String> = shared.snapshot().await.models.into_iter().map(|model| model.name).collect();
+    let (api, all) = (Arc::clone(&shared.api), models.clone());
+    to_completion(async move {
+        for name in &all {
+            // One that was removed meanwhile sleeps anyway.
+            api.command(name, ModelCommand::Sleep).await;
+        }
+    })
+    .await?;
+    tracing::info!("an operator put all models to sleep");
+    Ok((StatusCode::ACCEPTED, Json(json!({"models": models}))).into_response())
+}
+
 async fn metrics(State(shared): State<HandlerState>) -> Result<Response, ControlError> {
     let snapshot = shared.snapshot().await;
     let text = shared.metrics.text(&snapshot, shared.api.fleet().as_ref()).map_err(|_| {
@@ -107,7 +146,7 @@ struct EventsQuery {
     past: usize,
 }
 
-async fn follow(
+async fn events(
     State(shared): State<HandlerState>,
     query: Result<Query<EventsQuery>, QueryRejection>,
     headers: HeaderMap,
@@ -123,28 +162,32 @@ async fn follow(
         })?),
         None => None,
     };
-    let permit = Arc::clone(&shared.followers).try_acquire_owned().map_err(|_| {
-        let message = format!("{FOLLOWERS_MAX} follow events already, and more may not; close one of them");
-        ControlError::new(StatusCode::SERVICE_UNAVAILABLE, message)
-    })?;
     let from = match last_seen {
         Some(id) => events::StartAt::After(id),
         None => events::StartAt::Last(past),
     };
-    let key = guard::key(&headers).map(str::to_owned);
-    let access = shared.access.clone();
+    let events = Events::of(Arc::clone(&shared.hub), from);
+    followed(events, "text/event-stream", shared, &headers)
+}
+
+/// An answer that goes on.
+fn followed(
+    followed: impl Followed + 'static,
+    kind: &'static str,
+    shared: HandlerState,
+    headers: &HeaderMap,
+) -> Result<Response, ControlError> {
+    let permit = Arc::clone(&shared.followers).try_acquire_owned().map_err(|_| {
+        let message =
+            format!("{FOLLOWERS_MAX} follow events and logs already, and more may not; close one of them");
+        ControlError::new(StatusCode::SERVICE_UNAVAILABLE, message)
+    })?;
+    let key = guard::key(headers).map(str::to_owned);
+    let access = shared.access;
     let may_see = move || access.has_key(key.as_deref());
-    let stream = events::stream(
-        Arc::clone(&shared.hub),
-        from,
-        events::KEEP_ALIVE_EVERY,
-        may_see,
-        shared.shutdown,
-        permit,
-    );
+    let stream = follow::stream(followed, KEEP_ALIVE_EVERY, may_see, shared.shutdown, permit);
     // Proxies that buffer answers have to pass this one on at once.
-    let headers =
-        [(header::CONTENT_TYPE, "text/event-stream"), (HeaderName::from_static("x-accel-buffering"), "no")];
+    let headers = [(header::CONTENT_TYPE, kind), (HeaderName::from_static("x-accel-buffering"), "no")];
     Ok((headers, Body::from_stream(stream)).into_response())
 }
 
@@ -182,26 +225,35 @@ async fn profile(State(shared): State<HandlerState>, body: Body) -> Result<Respo
 #[serde(deny_unknown_fields)]
 struct LogQuery {
     lines: Option<usize>,
+    /// Whether the answer goes on with what comes.
+    #[serde(default)]
+    follow: bool,
 }
+
+const PLAIN_TEXT: &str = "text/plain; charset=utf-8";
 
 async fn log(
     State(shared): State<HandlerState>,
     path: Result<Path<String>, PathRejection>,
     query: Result<Query<LogQuery>, QueryRejection>,
+    headers: HeaderMap,
 ) -> Result<Response, ControlError> {
     let Path(name) = path.map_err(|error| ControlError::new(StatusCode::BAD_REQUEST, error.body_text()))?;
-    let Query(LogQuery { lines }) =
+    let Query(LogQuery { lines, follow }) =
         query.map_err(|error| ControlError::new(StatusCode::BAD_REQUEST, error.body_text()))?;
     let lines = lines.unwrap_or(LINES);
     if lines > LINES_MAX {
         let message = format!("{lines} lines were requested, and {LINES_MAX} is the limit");
         return Err(ControlError::new(StatusCode::BAD_REQUEST, message));
     }
-    let Some(lines) = shared.api.log(&name, lines) else {
-        return Err(no_model(&shared, &name).await);
+    let Some(log) = shared.api.log(&name) else {
+        return Err(no_log(&shared, &name).await);
     };
-    let text: String = lines.iter().flat_map(|line| [line.as_str(), "\n"]).collect();
-    Ok(([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response())
+    if follow {
+        return followed(log.follow(lines), PLAIN_TEXT, shared, &headers);
+    }
+    let text: String = log.last(lines).iter().flat_map(|line| [line.as_str(), "\n"]).collect();
+    Ok(([(header::CONTENT_TYPE, PLAIN_TEXT)], text).into_response())
 }
 
 #[derive(Debug, Deserialize)]
@@ -263,7 +315,7 @@ async fn command(
 
 async fn not_found() -> ControlError {
     let message = "there is nothing here; there are /, /health, /metrics, /fleet/ready, /rotate/status, /rotate/requests, \
-                   /rotate/events, /rotate/reload, /rotate/profile, /rotate/models/NAME/log and /rotate/models/NAME/{wake,sleep,hibernate,restart,pin}, where a / \
+                   /rotate/requests/ID/cancel, /rotate/sleep, /rotate/events, /rotate/reload, /rotate/profile, /rotate/models/NAME/log and /rotate/models/NAME/{wake,sleep,hibernate,restart,pin}, where a / \
                    in a name is written %2F";
     ControlError::new(StatusCode::NOT_FOUND, message)
 }
@@ -274,5 +326,16 @@ async fn method_not_allowed() -> ControlError {
 
 async fn no_model(shared: &HandlerState, name: &str) -> ControlError {
     let models = shared.snapshot().await.models;
+    ControlError::no_model(name, models.into_iter().map(|model| model.name).collect())
+}
+
+async fn no_log(shared: &HandlerState, name: &str) -> ControlError {
+    let models = shared.snapshot().await.models;
+    if models.iter().any(|model| model.is_named(name)) {
+        let message = format!(
+            "the engine of `{name}` was not started here, so none of its output is here; look where it was started"
+        );
+        return ControlError::new(StatusCode::CONFLICT, message);
+    }
     ControlError::no_model(name, models.into_iter().map(|model| model.name).collect())
 }

@@ -13,7 +13,7 @@ use super::directory::{Directory, Entry};
 use super::history::{History, ModelHistory};
 use super::look::{answered, look};
 use super::snapshot::{GpuNow, ModelNow, PromiseNow, Refused, ServiceEvent, Snapshot};
-use crate::config::Config;
+use crate::config::{self, Config};
 use poorwill_front::requests::Recent;
 use poorwill_rotation_policy::{
     Effect, EngineState, Event, Gpu, Input, Look, ModelId, OpId, Policy, Refusal, RequestId, Rules,
@@ -402,6 +402,8 @@ impl Actor {
             free_bytes: self.policy.free_bytes(Gpu(gpu)),
             promised_bytes: models.iter().fold(0, |sum, one| sum.saturating_add(one.bytes)),
             models,
+            swapping: self.history.swapping(Gpu(gpu)),
+            advice: None,
         });
         let models = entries.iter().zip(statuses).zip(&self.histories).enumerate();
         let models = models.filter(|(_, ((entry, _), _))| entry.is_listed);

@@ -7,7 +7,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 
-use super::snapshot::{EventKind, LeftModel, ServiceEvent, Swap, SwapPath};
+use super::snapshot::{EventKind, LeftModel, ServiceEvent, Swap, SwapPath, Swapping};
+use super::swapping::SwapTimes;
 use crate::config;
 use poorwill_rotation_policy::{Event, Gpu, StageName, Time};
 
@@ -51,6 +52,7 @@ pub(super) struct History {
     swaps: VecDeque<Swap>,
     /// Models that left, until another one becomes ready in their place. At most a sleep and a hibernation of each.
     departures: Vec<Departure>,
+    times: SwapTimes,
     listeners: broadcast::Sender<Arc<ServiceEvent>>,
 }
 
@@ -107,6 +109,7 @@ impl History {
             seq: 0,
             swaps: VecDeque::new(),
             departures: Vec::new(),
+            times: SwapTimes::new(began),
             listeners: broadcast::channel(BEHIND_MAX).0,
         }
     }
@@ -118,6 +121,10 @@ impl History {
     /// Newest first.
     pub(super) fn swaps(&self) -> Vec<Swap> {
         self.swaps.iter().rev().cloned().collect()
+    }
+
+    pub(super) fn swapping(&self, gpu: Gpu) -> Swapping {
+        self.times.of(gpu)
     }
 
     pub(super) fn record(&mut self, model: &str, history: &mut ModelHistory, event: Event) {
@@ -144,6 +151,7 @@ impl History {
     fn enter(&mut self, model: &str, history: &mut ModelHistory, stage: StageName) {
         let (before, before_s) = (history.stage, history.stage_s());
         (history.stage, history.since) = (stage, Instant::now());
+        self.times.changed(&history.gpus, before, stage);
         if RESTS.contains(&before) {
             history.phases.clear();
         } else {
@@ -256,7 +264,7 @@ fn before(moment: Instant, seconds: f64) -> Instant {
     moment.checked_sub(passed).unwrap_or(moment)
 }
 
-fn unix_ms() -> u64 {
+pub(super) fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

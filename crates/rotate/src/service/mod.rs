@@ -7,6 +7,7 @@
 //! leaves the queue at once. A cancelled task is dropped, and its late report is ignored.
 
 mod actor;
+mod advice;
 mod directory;
 mod first_answer;
 mod handle;
@@ -14,6 +15,7 @@ mod history;
 mod look;
 mod names;
 mod snapshot;
+mod swapping;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -28,7 +30,7 @@ use tokio::sync::{Mutex, broadcast, mpsc, oneshot};
 pub use self::names::Destination;
 pub use self::snapshot::{
     EventKind, GpuNow, LeftModel, ModelCommand, ModelNow, PromiseNow, Refused, ServiceEvent, Snapshot, Swap,
-    SwapPath,
+    SwapPath, Swapping,
 };
 
 use self::actor::{Actor, Message};
@@ -40,7 +42,7 @@ use crate::config::{self, Config};
 use crate::engine::{self, Engine, EngineError};
 use crate::hibernation::{Hibernator, Sets};
 use crate::measure::{GpuMemory, Meter};
-use crate::supervise::{SuperviseError, Supervisor, file_name};
+use crate::supervise::{EngineLog, SuperviseError, Supervisor, file_name};
 use poorwill_rotation_policy::{Gpu, Input, ModelId, Refusal, RequestId, StageName};
 
 /// For the measurement of one GPU for the status.
@@ -434,6 +436,7 @@ impl Service {
                 }
             }
         }
+        advice::advise(&mut snapshot, &self.config(), history::unix_ms());
         snapshot
     }
 
@@ -458,13 +461,11 @@ impl Service {
         holding.filter_map(|(model, _)| model.rules.need_bytes).fold(0, u64::saturating_add)
     }
 
-    /// The last lines of a supervised engine's output; `None` if no model has this name or alias.
+    /// A supervised engine's output; `None` if no model has this name or alias, or the service does not start its engine.
     #[must_use]
-    pub fn log(&self, name: &str, lines: usize) -> Option<Vec<String>> {
+    pub fn log(&self, name: &str) -> Option<Arc<EngineLog>> {
         let (model, _) = self.find(name)?;
-        let entries = self.entries();
-        let supervisor = entries.get(model.0)?.handle.supervisor().cloned();
-        Some(supervisor.map(|supervisor| supervisor.log(lines)).unwrap_or_default())
+        Some(self.entries().get(model.0)?.handle.supervisor()?.output())
     }
 
     /// Applies a changed configuration without dropping a request. Rules, names, parameters, keys, limits and canaries

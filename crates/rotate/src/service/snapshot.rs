@@ -143,6 +143,23 @@ pub struct GpuNow {
     pub promised_bytes: u64,
     /// That need by model, where it is known.
     pub models: Vec<PromiseNow>,
+    /// The time in which it swapped models.
+    pub swapping: Swapping,
+    /// What to change where that is most of the time.
+    pub advice: Option<String>,
+}
+
+/// The time in which a GPU swapped models: at least one of its models came up or left.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Swapping {
+    /// The share of the recent window, from 0 to 1.
+    pub recent_share: f64,
+    /// The length of that window: the last ten minutes, or since the service began.
+    pub recent_window_s: f64,
+    /// The share since the service began.
+    pub share: f64,
+    /// All of it since the service began.
+    pub total_s: f64,
 }
 
 /// What an awake model is known to need on a GPU.

@@ -2,14 +2,17 @@
 //!
 //! Promises: memory is bounded, and shown lines contain no terminal control. A line that carriage returns overwrite, as
 //! a progress bar, counts once. The file gets every byte unchanged, and is bounded: at its limit it is renamed, and
-//! replaces the older one. A file that cannot be written, as on a full disk, stops no engine.
+//! replaces the older one. A file that cannot be written, as on a full disk, stops no engine. A follower gets every line
+//! once, or how many it missed, and delays no engine.
 
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
 
 use super::error::SuperviseError;
 
@@ -21,13 +24,20 @@ const BUFFER_BYTES: usize = 8192;
 /// Of the older file, behind the name of the log.
 const OLDER: &str = ".1";
 
-#[derive(Debug, Default)]
-pub(super) struct Log {
+/// Most lines in one part for a follower.
+const PART_LINES: usize = 256;
+
+/// The output of one engine.
+#[derive(Debug)]
+pub struct Log {
     ring: Mutex<LineBuffer>,
+    changed: watch::Sender<()>,
 }
 
 #[derive(Debug, Default)]
 struct LineBuffer {
+    /// Lines dropped before the first kept one.
+    dropped: u64,
     lines: VecDeque<String>,
     /// The line in progress.
     open: Vec<u8>,
@@ -44,9 +54,27 @@ pub(super) struct LogFile {
     is_failing: bool,
 }
 
+/// Reads an engine's output as it comes.
+#[derive(Debug)]
+pub struct LogFollower {
+    log: Arc<Log>,
+    changed: watch::Receiver<()>,
+    /// The number of the next line.
+    at: u64,
+    /// What was given of the line in progress.
+    open: String,
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { ring: Mutex::default(), changed: watch::Sender::new(()) }
+    }
+}
+
 impl Log {
-    /// Oldest first.
-    pub(super) fn last(&self, lines: usize) -> Vec<String> {
+    /// The last lines, oldest first.
+    #[must_use]
+    pub fn last(&self, lines: usize) -> Vec<String> {
         let ring = self.lock();
         let open = (!ring.open.is_empty()).then(|| shown(&ring.open, ring.was_cut));
         let kept = lines.saturating_sub(usize::from(open.is_some())).min(ring.lines.len());
@@ -54,8 +82,26 @@ impl Log {
         all.take(lines).collect()
     }
 
-    pub(super) fn note(&self, text: &str) {
+    /// Follows it from its last lines on.
+    #[must_use]
+    pub fn follow(self: &Arc<Self>, lines: usize) -> LogFollower {
+        let changed = self.changed.subscribe();
+        let ring = self.lock();
+        let kept = lines.saturating_sub(usize::from(!ring.open.is_empty())).min(ring.lines.len());
+        let at = ring.end() - wide(kept);
+        drop(ring);
+        LogFollower { log: Arc::clone(self), changed, at, open: String::new() }
+    }
+
+    /// Adds a line of the service's own.
+    pub fn note(&self, text: &str) {
         self.lock().push(format!("[poorwill] {}", shown(text.as_bytes(), false)));
+        self.changed.send_replace(());
+    }
+
+    fn take(&self, bytes: &[u8]) {
+        self.lock().take(bytes);
+        self.changed.send_replace(());
     }
 
     pub(super) fn take_all(&self, mut from: impl Read, mut log_file: Option<LogFile>) {
@@ -65,7 +111,7 @@ impl Log {
                 Ok(0) => break,
                 Ok(len) => {
                     let bytes = &bytes[..len];
-                    self.lock().take(bytes);
+                    self.take(bytes);
                     if let Some(log_file) = &mut log_file {
                         log_file.write(bytes, self);
                     }
@@ -78,6 +124,7 @@ impl Log {
             }
         }
         self.lock().end_line();
+        self.changed.send_replace(());
     }
 
     fn lock(&self) -> MutexGuard<'_, LineBuffer> {
@@ -85,7 +132,61 @@ impl Log {
     }
 }
 
+impl LogFollower {
+    /// What is new, as a terminal gets it: lines, and the line in progress, which a carriage return takes back. Empty if
+    /// nothing is new.
+    pub fn read(&mut self) -> String {
+        self.changed.mark_unchanged();
+        let ring = self.log.lock();
+        let missed = ring.dropped.saturating_sub(self.at);
+        self.at += missed;
+        let skipped = usize::try_from(self.at - ring.dropped).unwrap_or(usize::MAX);
+        let lines: Vec<&String> = ring.lines.iter().skip(skipped).take(PART_LINES).collect();
+        self.at += wide(lines.len());
+        let open = if self.at == ring.end() && !ring.open.is_empty() {
+            shown(&ring.open, ring.was_cut)
+        } else {
+            String::new()
+        };
+        if missed == 0 && lines.is_empty() && open == self.open {
+            return String::new();
+        }
+        let mut text = String::from(if self.open.is_empty() { "" } else { "\r" });
+        if missed > 0 {
+            text += &format!("[poorwill] {missed} lines came too fast to be shown here\n");
+        }
+        for line in lines {
+            text.push_str(line);
+            text.push('\n');
+        }
+        text += &open;
+        self.open = open;
+        text
+    }
+
+    /// What takes back the line in progress and gives it again: nothing new, but bytes.
+    #[must_use]
+    pub fn again(&self) -> String {
+        format!("\r{}", self.open)
+    }
+
+    /// Waits until there is more to read.
+    pub async fn wait_for_more(&mut self) {
+        // The follower itself keeps the sender.
+        let _kept = self.changed.changed().await;
+    }
+}
+
+fn wide(count: usize) -> u64 {
+    u64::try_from(count).unwrap_or(u64::MAX)
+}
+
 impl LineBuffer {
+    /// The number behind the last line.
+    fn end(&self) -> u64 {
+        self.dropped + wide(self.lines.len())
+    }
+
     fn take(&mut self, bytes: &[u8]) {
         for byte in bytes {
             if *byte == b'\n' {
@@ -122,6 +223,7 @@ impl LineBuffer {
     fn push(&mut self, line: String) {
         while self.lines.len() >= LINES_MAX {
             self.lines.pop_front();
+            self.dropped += 1;
         }
         self.lines.push_back(line);
     }
@@ -256,6 +358,62 @@ mod tests {
         // The next line is not truncated.
         log.take_all(&b"\nnext"[..], None);
         assert_eq!(log.last(2), ["open", "next"]);
+    }
+
+    /// What a terminal shows that takes a line back at a carriage return.
+    fn on_a_terminal(text: &str) -> Vec<String> {
+        let lines = text.split('\n').map(|line| line.rsplit('\r').next().unwrap_or_default().to_owned());
+        let mut lines: Vec<String> = lines.collect();
+        lines.pop_if(|last| last.is_empty());
+        lines
+    }
+
+    #[test]
+    fn a_follower_gets_the_same_lines_at_any_speed() {
+        let bytes = b"one\r\ntwo\n\n 10%\r 20%\r 30%\nfour\rfive\r\n\xc3\xa9\nend";
+        for every in 1..=bytes.len() {
+            let log = Arc::new(Log::default());
+            log.note("before");
+            let (mut all, mut last) = (log.follow(usize::MAX), log.follow(0));
+            let (mut of_all, mut of_last) = (String::new(), String::new());
+            for (nth, byte) in bytes.chunks(1).enumerate() {
+                log.take(byte);
+                if nth % every == 0 {
+                    of_all += &all.read();
+                    of_last += &last.read();
+                    of_last += &last.again();
+                    assert_eq!((all.read(), last.read()), (String::new(), String::new()));
+                }
+            }
+            of_all += &all.read();
+            of_last += &last.read();
+            assert_eq!(on_a_terminal(&of_all), log.last(usize::MAX), "{every}");
+            assert_eq!(on_a_terminal(&of_last), log.last(usize::MAX)[1..], "{every}");
+            assert_eq!(on_a_terminal(&log.follow(2).read()), log.last(2));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_slow_follower_gets_the_number_of_lines_that_it_missed() {
+        let log = Arc::new(Log::default());
+        let mut follower = log.follow(0);
+        for nth in 0..LINES_MAX + 7 {
+            log.note(&nth.to_string());
+        }
+        follower.wait_for_more().await;
+        let mut text = String::new();
+        loop {
+            let part = follower.read();
+            if part.is_empty() {
+                break;
+            }
+            assert!(part.lines().count() <= PART_LINES + 1);
+            text += &part;
+        }
+        let mut lines = text.lines();
+        assert_eq!(lines.next(), Some("[poorwill] 7 lines came too fast to be shown here"));
+        assert_eq!(lines.next(), Some("[poorwill] 7"));
+        assert_eq!(lines.count(), LINES_MAX - 1);
     }
 
     #[test]

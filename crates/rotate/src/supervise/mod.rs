@@ -33,6 +33,7 @@ use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 
 pub use self::error::SuperviseError;
+pub use self::log::{Log as EngineLog, LogFollower};
 use self::run::Shared;
 use crate::config::Start;
 
@@ -113,7 +114,13 @@ impl Supervisor {
     /// The last lines of its output, oldest first, with the supervisor's own lines between them.
     #[must_use]
     pub fn log(&self, lines: usize) -> Vec<String> {
-        self.shared.log(lines)
+        self.shared.log().last(lines)
+    }
+
+    /// All of its output.
+    #[must_use]
+    pub fn output(&self) -> Arc<EngineLog> {
+        Arc::clone(self.shared.log())
     }
 
     /// Keeps these variables of this process from commands that start from now on, unless `environment` has them.

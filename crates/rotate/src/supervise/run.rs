@@ -408,8 +408,8 @@ impl Shared {
         leader.is_some_and(|leader| proc::is_alive(leader).unwrap_or(true))
     }
 
-    pub(super) fn log(&self, lines: usize) -> Vec<String> {
-        self.log.last(lines)
+    pub(super) fn log(&self) -> &Arc<Log> {
+        &self.log
     }
 
     pub(super) async fn wait(&self) -> String {

@@ -7,7 +7,7 @@ use poorwill_rotate::config::{Config, Hibernate, MemorySource};
 use poorwill_rotate::measure::DeviceDriver;
 
 /// Key, type, default, meaning.
-type Key = (&'static str, &'static str, String, &'static str);
+pub(super) type Key = (&'static str, &'static str, String, &'static str);
 
 const DURATION: &str = "duration";
 const SIZE: &str = "size";
@@ -44,7 +44,8 @@ fn plain(value: impl std::fmt::Display) -> String {
     format!("`{value}`")
 }
 
-fn page() -> String {
+/// The title of each table, the text before its first key, and its keys.
+pub(super) fn sections() -> Vec<(&'static str, &'static str, Vec<Key>)> {
     let config = parse("[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:8000\"\n").unwrap();
     let (front, control, model) = (&config.front, &config.control, &config.models[0]);
     let (rules, limits, canary) = (&model.rules, &model.rules.limits, &model.canary);
@@ -60,7 +61,8 @@ fn page() -> String {
     );
     let gpus: Vec<usize> = rules.gpus.iter().map(|gpu| gpu.0).collect();
     let hibernate = Hibernate::default();
-    let sections: Vec<(&str, &str, Vec<Key>)> = vec![
+    let name_of = |text: String| text.to_lowercase();
+    vec![
         (
             "Top level",
             "",
@@ -628,12 +630,15 @@ fn page() -> String {
                 ),
             ],
         ),
-    ];
+    ]
+}
+
+fn page() -> String {
     let mut text = super::reference::head("config_reference");
     text += "# Configuration of a rotation\n\nOne TOML file. An unknown key is an error that names the nearest known key.\n\n\
              - A duration is a text such as `\"90s\"`, `\"1m 30s\"` or `\"250ms\"`, at most a year.\n\
              - A size is a text such as `\"40GiB\"`, or a number of bytes.\n";
-    for (title, section, keys) in sections {
+    for (title, section, keys) in sections() {
         let mut known = known_keys(section);
         let mut listed: Vec<String> = keys.iter().map(|(name, ..)| (*name).to_owned()).collect();
         known.sort();

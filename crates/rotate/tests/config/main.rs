@@ -8,4 +8,5 @@ mod config_reference;
 mod macros;
 #[path = "../reference/page.rs"]
 mod reference;
+mod schema;
 mod tls;

@@ -151,10 +151,69 @@ async fn a_body_may_be_so_long_and_no_longer() {
 #[tokio::test]
 async fn the_log_is_plain_text() {
     let control = running(PLAIN).await;
+    (1..=300).for_each(|line| control.api.log.note(&format!("<b>{line}</b>")));
     let answer = control.ask("GET /rotate/models/one/log?lines=2", "", "").await;
-    assert_eq!((answer.status, answer.body.as_str()), (200, "one <b>299</b>\none <b>300</b>\n"));
+    assert_eq!(
+        (answer.status, answer.body.as_str()),
+        (200, "[poorwill] <b>299</b>\n[poorwill] <b>300</b>\n")
+    );
     assert_eq!(answer.head["content-type"], "text/plain; charset=utf-8");
     assert_eq!(control.ask("GET /rotate/models/one/log", "", "").await.body.lines().count(), 200);
+}
+
+#[tokio::test]
+async fn a_log_is_followed_by_holders_of_a_key() {
+    let control = running(Options { keys: &["alpha", "beta"], ..PLAIN }).await;
+    let path = "/rotate/models/one/log?follow=true&lines=1";
+    assert_eq!(control.ask(&format!("GET {path}"), "", "").await.status, 401);
+    control.api.log.note("1");
+    control.api.log.note("2");
+    let mut followers = Vec::new();
+    for key in ["alpha", "beta"] {
+        let head = format!("Authorization: Bearer {key}\r\n");
+        followers.push(control.followed(path, &head, "text/plain").await);
+    }
+    for follower in &mut followers {
+        assert_eq!(follower.until("\n").await.as_deref(), Some("[poorwill] 2"));
+    }
+    control.api.log.note("3");
+    for follower in &mut followers {
+        assert_eq!(follower.until("\n").await.as_deref(), Some("[poorwill] 3"));
+    }
+    *control.api.control.lock().unwrap() = super::operator::control(&["beta"]);
+    control.api.log.note("4");
+    let [alpha, beta] = &mut followers[..] else { panic!("there are two") };
+    assert_eq!((alpha.until("\n").await, beta.until("\n").await.as_deref()), (None, Some("[poorwill] 4")));
+    control.shutdown.cancel();
+    assert_eq!(beta.until("\n").await, None);
+}
+
+#[tokio::test]
+async fn an_engine_that_was_not_started_here_has_no_log() {
+    let control = running(PLAIN).await;
+    control.api.snapshot.lock().unwrap().models[0].is_supervised = false;
+    for query in ["", "?follow=true"] {
+        let answer = control.ask(&format!("GET /rotate/models/one/log{query}"), "", "").await;
+        assert!(answer.status == 409 && answer.message().contains("not started here"), "{answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn all_models_are_put_to_sleep() {
+    let control = running(PLAIN).await;
+    let answer = control.ask("POST /rotate/sleep", "", "").await;
+    let names = ["one", "org/two \"q\"\\", "three"];
+    assert_eq!((answer.status, answer.json()), (202, json!({"models": names})));
+    let asked = names.map(|name| (name.to_owned(), ModelCommand::Sleep));
+    assert_eq!(*control.api.commands.lock().unwrap(), asked);
+}
+
+#[tokio::test]
+async fn a_request_that_is_not_there_cannot_be_cancelled() {
+    let control = running(PLAIN).await;
+    let answer = control.ask("POST /rotate/requests/a%2Fb%0A/cancel", "", "").await;
+    assert!(answer.status == 404 && answer.message().contains("`a/b\\n`"), "{answer:?}");
+    assert_eq!(control.ask("GET /rotate/requests/a/cancel", "", "").await.status, 405);
 }
 
 #[tokio::test]
@@ -191,6 +250,7 @@ async fn with_keys_only_the_page_and_health_are_for_everybody() {
     let guarded = ["GET /rotate/status", "GET /rotate/events", "GET /metrics", "GET /rotate/models/one/log"];
     let commands =
         ["POST /rotate/reload", "POST /rotate/models/one/wake", "GET /nowhere", "GET //", "GET /health/"];
+    let commands = commands.into_iter().chain(["POST /rotate/sleep", "POST /rotate/requests/a/cancel"]);
     for ask in guarded.into_iter().chain(commands) {
         for head in [
             "",
@@ -254,9 +314,15 @@ async fn other_sites_in_a_browser_are_kept_out() {
         &format!("Origin: http://127.0.0.1:{}\r\n", port ^ 1),
         &format!("Origin: http://127.0.0.1:{port}\r\nOrigin: http://evil.example\r\n"),
     ] {
-        for ask in
-            ["POST /rotate/models/one/wake", "POST /rotate/reload", "GET /rotate/events", "POST /health"]
-        {
+        for ask in [
+            "POST /rotate/models/one/wake",
+            "POST /rotate/reload",
+            "GET /rotate/events",
+            "POST /health",
+            "POST /rotate/sleep",
+            "POST /rotate/requests/a/cancel",
+            "GET /rotate/models/one/log?follow=true",
+        ] {
             assert_eq!(control.ask(ask, head, "").await.status, 403, "{ask} {head}");
         }
         assert_eq!(control.ask("GET /", head, "").await.status, 200, "a link to the page is fine");
@@ -430,6 +496,8 @@ async fn metrics_agree_with_events_and_the_status() {
         ("poorwill_rotate_gpu_total_bytes{gpu=\"0\"}".to_owned(), 85_899_345_920.0),
         ("poorwill_rotate_gpu_free_bytes{gpu=\"0\"}".to_owned(), 9_663_676_416.0),
         ("poorwill_rotate_gpu_promised_bytes{gpu=\"1\"}".to_owned(), 0.0),
+        ("poorwill_rotate_gpu_swapping_seconds_total{gpu=\"0\"}".to_owned(), 30.75),
+        ("poorwill_rotate_gpu_swapping_seconds_total{gpu=\"1\"}".to_owned(), 0.0),
         ("poorwill_rotate_events_lost_total".to_owned(), 0.0),
     ] {
         assert_eq!(metrics.at(&sample).to_bits(), f64::to_bits(value), "{sample}");

@@ -11,7 +11,9 @@ use poorwill_rotate::control::{ControlApi, Later, serve};
 use poorwill_rotate::fleet::{Membership, NotReady};
 use poorwill_rotate::service::{
     EventKind, GpuNow, LeftModel, ModelCommand, ModelNow, PromiseNow, ServiceEvent, Snapshot, Swap, SwapPath,
+    Swapping,
 };
+use poorwill_rotate::supervise::EngineLog;
 use poorwill_rotation_policy::StageName;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -35,6 +37,8 @@ pub(crate) struct FakeApi {
     pub(crate) requests: Arc<Requests>,
     pub(crate) events: broadcast::Sender<Arc<ServiceEvent>>,
     pub(crate) ready: Mutex<Option<Result<(), NotReady>>>,
+    /// Of every supervised engine.
+    pub(crate) log: Arc<EngineLog>,
 }
 
 impl ControlApi for FakeApi {
@@ -60,11 +64,10 @@ impl ControlApi for FakeApi {
         })
     }
 
-    fn log(&self, name: &str, lines: usize) -> Option<Vec<String>> {
+    fn log(&self, name: &str) -> Option<Arc<EngineLog>> {
         let snapshot = self.snapshot.lock().unwrap();
-        snapshot.models.iter().find(|model| is_it(model, name))?;
-        let all: Vec<String> = (1..=300).map(|line| format!("{name} <b>{line}</b>")).collect();
-        Some(all[all.len().saturating_sub(lines)..].to_vec())
+        let model = snapshot.models.iter().find(|model| is_it(model, name))?;
+        model.is_supervised.then(|| Arc::clone(&self.log))
     }
 
     fn reload(&self) -> Later<'_, Result<(), String>> {
@@ -197,6 +200,8 @@ pub(crate) fn snapshot() -> Snapshot {
                 free_bytes: Some(9 << 30),
                 promised_bytes: 60 << 30,
                 models: vec![PromiseNow { model: "one".to_owned(), bytes: 60 << 30 }],
+                swapping: Swapping { recent_share: 0.5, recent_window_s: 61.5, share: 0.5, total_s: 30.75 },
+                advice: Some("raise it".to_owned()),
             },
             GpuNow {
                 gpu: 1,
@@ -205,6 +210,8 @@ pub(crate) fn snapshot() -> Snapshot {
                 free_bytes: None,
                 promised_bytes: 0,
                 models: Vec::new(),
+                swapping: Swapping::default(),
+                advice: None,
             },
         ],
         swaps: vec![swap()],
@@ -263,6 +270,7 @@ pub(crate) async fn running(options: Options<'_>) -> Running {
         requests: Arc::default(),
         events: broadcast::Sender::new(options.events_kept),
         ready: Mutex::default(),
+        log: Arc::default(),
     });
     let listener = TcpListener::bind(options.listen).await.unwrap();
     let address = SocketAddr::from(([127, 0, 0, 1], listener.local_addr().unwrap().port()));
@@ -285,6 +293,13 @@ impl Running {
     }
 
     pub(crate) async fn follow(&self, path: &str, head: &str) -> Follower {
+        let mut follower = self.followed(path, head, "text/event-stream").await;
+        assert_eq!(follower.until("\n\n").await.as_deref(), Some("retry: 2000"));
+        follower
+    }
+
+    /// An answer of this type that goes on.
+    pub(crate) async fn followed(&self, path: &str, head: &str, kind: &str) -> Follower {
         let socket = TcpSocket::new_v4().unwrap();
         // A small buffer, so that a client that does not read soon falls behind.
         socket.set_recv_buffer_size(16 << 10).unwrap();
@@ -295,8 +310,7 @@ impl Running {
         let mut follower = Follower { stream, rest: String::new() };
         let head = follower.until("\r\n\r\n").await.expect("a head");
         assert!(head.starts_with("HTTP/1.0 200") || head.starts_with("HTTP/1.1 200"), "{head}");
-        assert!(head.to_ascii_lowercase().contains("content-type: text/event-stream"), "{head}");
-        assert_eq!(follower.until("\n\n").await.as_deref(), Some("retry: 2000"));
+        assert!(head.to_ascii_lowercase().contains(&format!("content-type: {kind}")), "{head}");
         follower
     }
 

@@ -4,6 +4,7 @@
 //! `cargo xtask test` runs these where Chromium and chromedriver are installed.
 
 use std::fs;
+use std::io::Read as _;
 use std::net::TcpStream;
 use std::thread;
 
@@ -213,11 +214,26 @@ fn the_page_shows_what_happens_while_it_happens() {
     wait(&browser, "list('#gpus .parts > li').map((one) => text(one.children[1])).join() === 'birch,other'");
     assert_held(&browser, "after two swaps");
 
+    // What is known of them, and of the GPU.
+    wait(
+        &browser,
+        "fact(row('amber'), 'Need') === 'not known yet' || fact(row('amber'), 'Need').endsWith(' measured')",
+    );
+    wait(&browser, "fact(row('birch'), 'Need').endsWith(' measured')");
+    wait(
+        &browser,
+        "fact(list('#gpus > li')[0], 'Swapping').match(/^[0-9]+ % of .+, [0-9]+ % since the start$/)",
+    );
+
     // What engines say, and what they are called, is text.
     assert_eq!(fixture.complete(MARKUP, PROMPT).status, 503, "{}", rotator.log());
     wait(&browser, "text(row('<img src=x onerror=alert(1)>')).includes(\"'<b onclick=alert(2)>'\")");
     wait(&browser, "text(document.querySelector('#events')).includes(\"'<b onclick=alert(2)>'\")");
     wait(&browser, "strip('<img src=x onerror=alert(1)>', 'mark') > 0");
+    // One that needs an operator comes first.
+    let order = json!([MARKUP, "amber", "birch"]);
+    wait(&browser, &format!("JSON.stringify(list('#models h3').map(text)) === JSON.stringify({order})"));
+    assert_held(&browser, "after a failure");
     browser.click(&format!("[aria-label='Log {MARKUP}']"));
     wait(&browser, "text(document.querySelector('#log-text')).includes(\"'<b onclick=alert(2)>'\")");
     assert_eq!(see(&browser, "text(document.querySelector('#log-title'))"), format!("Log of {MARKUP}"));
@@ -318,6 +334,83 @@ fn a_hibernating_model_is_shown_with_what_it_takes_and_one_that_cannot_with_the_
 
 #[test]
 #[ignore = "needs chromium and chromedriver"]
+fn a_request_is_cancelled_and_all_models_sleep_at_once() {
+    let amber = Model { more: SLOW.to_vec(), lines: CANARY.to_owned(), ..Model::new("amber") };
+    let fixture = Fixture::new("512MiB", vec![amber, Model::new("birch")]);
+    let rotator = fixture.start(&[]);
+    let browser = browser::opened(&fixture, fixture.control);
+    wait(&browser, "link() === 'Live' && row('amber') && stage('birch') === 'cold'");
+    fixture.say("birch", PROMPT);
+    let mut answer = long_answer(&fixture, "amber");
+    wait(&browser, "active().length === 1 && active()[0][2] === 'streaming' && stage('birch') === 'ready'");
+    let cancel = "list('#requests button')[0]";
+    let name = see(&browser, &format!("{cancel}.ariaLabel"));
+    assert!(name.as_str().unwrap().ends_with(" for amber"), "{name}");
+    // Both ask first.
+    browser.run("window.confirm = (words) => { window.words = words; return false; };");
+    for (click, words) in
+        [(cancel, "Its client gets an error."), ("button('Put all to sleep')", "1 request is being")]
+    {
+        browser.run(&format!("{WORDS} {click}.click()"));
+        assert!(see(&browser, "window.words").as_str().unwrap().contains(words), "{click}");
+    }
+    browser.run("window.confirm = () => true;");
+    browser.run(&format!("{WORDS} {cancel}.click()"));
+    let mut all = String::new();
+    // It breaks off, so that it cannot be taken for complete.
+    let _broken_off = answer.read_to_string(&mut all);
+    assert!(all.contains("data: {\"error\":") && all.contains("an operator cancelled"), "{all}");
+    wait(&browser, "active().length === 0 && fact(row('amber'), 'Running') === '0'");
+    browser.run(&format!("{WORDS} button('Put all to sleep').click()"));
+    wait(&browser, "stage('amber') === 'asleep' && stage('birch') === 'asleep'");
+    assert_eq!(browser.complaints(), [] as [String; 0]);
+    drop(browser);
+    rotator.end();
+}
+
+#[test]
+#[ignore = "needs chromium and chromedriver"]
+fn six_models_are_looked_over_on_a_telephone() {
+    let names =
+        ["amber", "birch", "cedar", "downy-birch", "elm", "a-name-that-is-as-long-as-those-of-models"];
+    let fixture = Fixture::new("512MiB", names.map(Model::new).into());
+    let rotator = fixture.start(&[]);
+    let browser = browser::opened(&fixture, fixture.control);
+    wait(&browser, "link() === 'Live' && list('#models > li').length === 6 && stage('elm') === 'cold'");
+    browser.resize(360, 740);
+    let height = see(&browser, "document.querySelector('#models').clientHeight");
+    assert!(height.as_f64().unwrap() < 2.0 * 740.0, "{height}");
+    let controls =
+        "list('button, input, select').filter((one) => one.checkVisibility({ visibilityProperty: true }))";
+    for scheme in ["light", "dark"] {
+        browser.prefer(scheme);
+        let small = format!(
+            "{controls}.filter((one) => Math.min(one.offsetWidth, one.offsetHeight) < 24).map((one) => one.outerHTML)"
+        );
+        assert_eq!(see(&browser, &small), json!([]));
+        let nameless =
+            format!("{controls}.filter((one) => !(text(one) || one.ariaLabel || one.labels?.length)).length");
+        assert_eq!(see(&browser, &nameless), 0);
+    }
+    // What is left out comes by a button, for one model.
+    let shown = "list('.rare dt').filter((one) => one.checkVisibility()).map(text)";
+    assert_eq!(see(&browser, shown), json!([]));
+    browser.click("[aria-label='Details of elm']");
+    assert_eq!(see(&browser, "button('Details of elm').ariaExpanded"), "true");
+    assert_eq!(
+        see(&browser, &format!("{shown}.includes('Engine') && !row('amber').contains(list('.open')[0])")),
+        true
+    );
+    browser.click("[aria-label='Details of elm']");
+    assert_eq!(see(&browser, shown), json!([]));
+    assert_narrow(&browser, "with six models");
+    assert_eq!(see(&browser, &format!("{shown}.length > 6")), true, "all of it is there where it is wide");
+    drop(browser);
+    rotator.end();
+}
+
+#[test]
+#[ignore = "needs chromium and chromedriver"]
 fn orders_are_given_by_mouse_and_by_keyboard_alone() {
     let mut fixture = Fixture::new("512MiB", vec![Model::new("amber"), Model::new("birch")]);
     let rotator = fixture.start(&[]);
@@ -387,13 +480,13 @@ fn orders_are_given_by_mouse_and_by_keyboard_alone() {
         "document.querySelector('#log').open && text(document.querySelector('#log-text')).includes('listening')",
     );
     // It follows what the engine writes, and a search leaves the lines that have it.
-    browser.run(
-        "window.asked = 0; const before = fetch; fetch = (path, ...more) => {
-        if (path.includes('birch/log')) window.asked += 1;
-        return before(path, ...more);
-      };",
-    );
-    wait(&browser, "window.asked > 1");
+    let lines =
+        "text(document.querySelector('#log-text')).split('\\n').filter((one) => one.includes('listening'))";
+    let before = see(&browser, &format!("{lines}.length"));
+    fixture.order(&["restart", "birch"]).succeeded();
+    wait(&browser, &format!("{lines}.length > {before}"));
+    let asked = browser.requests().into_iter().filter(|url| url.contains("birch/log")).count();
+    assert_eq!(asked, 1, "it is read over and over");
     let find = "const find = document.querySelector('#log-find'); find.value = 'LISTENING';
       find.dispatchEvent(new Event('input'));";
     browser.run(find);

@@ -30,6 +30,12 @@ fn wrong_usage_says_what_is_missing() {
         (&["rotate", "profile", "--config", "rotation.toml"], "<PROFILE>"),
         (&["rotate", "profile", "day", "--off", "--config", "rotation.toml"], "--off"),
         (&["rotate", "import"], "<YAML>"),
+        (&["rotate", "sleep", "--config", "rotation.toml"], "<MODEL>"),
+        (&["rotate", "sleep", "amber", "--all", "--config", "rotation.toml"], "--all"),
+        (&["rotate", "log", "amber", "--lines", "10001", "--config", "rotation.toml"], "10001"),
+        (&["rotate", "log", "amber", "--follow", "--json", "--config", "rotation.toml"], "leave one away"),
+        (&["rotate", "schema", "--config", "rotation.toml"], "schema is of all configurations"),
+        (&["rotate", "--demo", "--watch"], "--watch"),
         (&["rotate", "--demo", "init"], "--demo starts its own rotation"),
         (&["rotate", "dance", "--config", "rotation.toml"], "dance"),
         (&["rotate", "--demo", "--duration", "soon"], "--duration"),
@@ -55,6 +61,7 @@ fn help_shows_that_the_configuration_is_required() {
         (&["rotate", "--help"], "       poorwill rotate --demo [OPTIONS]\n"),
         (&["rotate", "status", "--help"], "Usage: poorwill rotate status --config <FILE> [OPTIONS]\n"),
         (&["rotate", "help", "pin"], "Usage: poorwill rotate pin --config <FILE> [OPTIONS] <MODEL>\n"),
+        (&["rotate", "schema", "--help"], "Usage: poorwill rotate schema [OPTIONS]\n"),
         (&["rotate", "init", "--help"], "Usage: poorwill rotate init [--config <FILE>] [OPTIONS]\n"),
         (
             &["rotate", "import", "--help"],
@@ -64,6 +71,14 @@ fn help_shows_that_the_configuration_is_required() {
         let help = fixture.run(args).succeeded();
         assert!(help.contains(usage), "{help}");
     }
+}
+
+#[test]
+fn the_schema_needs_no_configuration() {
+    let schema = fixture().run(&["rotate", "schema"]).succeeded();
+    let schema: serde_json::Value = serde_json::from_str(&schema).unwrap();
+    let level = &schema["properties"]["model"]["items"]["properties"]["level"];
+    assert!(level["description"].as_str().unwrap().contains("sleep level"), "{level}");
 }
 
 #[test]

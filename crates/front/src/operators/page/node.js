@@ -17,7 +17,7 @@ const SILENCE_MAX_MS = 40000;
 // Events do not report waiting requests.
 const POLL_MS = 2000;
 const WAIT_MAX_MS = 30000;
-const LOG_POLL_MS = 1000;
+const LOG_RETRY_MS = 1000;
 const LOG_LINES = 2000;
 // The oldest requests in progress.
 const REQUESTS_MAX = 50;
@@ -30,8 +30,9 @@ let lastId = null;
 let wait = 1000;
 let retryNow = null;
 let isLive = false;
-let logRead = null;
+let logStop = null;
 let logText = "";
+let logFrame = null;
 let clockAhead = 0;
 const histories = new Map();
 
@@ -66,6 +67,7 @@ function held(list) {
 function keyNeeded() {
   isLive = false;
   at("reload").hidden = true;
+  at("sleep-all").hidden = true;
 }
 function keyGiven() {
   retryNow?.();
@@ -370,13 +372,20 @@ function show() {
   if (!isLive) retryNow?.();
   showAll(at("h-gpus"));
   at("reload").hidden = false;
+  at("sleep-all").hidden = false;
   rows(at("gpus"), snapshot.gpus, (gpu) => gpu.gpu, makeGpu, fillGpu);
-  rows(at("models"), snapshot.models, (model) => model.name, makeModel, fillModel);
+  const models = snapshot.models.toSorted((one, other) => rank(one) - rank(other));
+  rows(at("models"), models, (model) => model.name, makeModel, fillModel);
   showRequests();
   showQueue();
   showModelsOfEvents();
   showSwaps();
   tick();
+}
+// Those that need an operator come first, others in the order of the configuration.
+function rank({ stage, failures }) {
+  if (stage === "quarantined") return 0;
+  return failures > 0 ? 1 : 2;
 }
 function makeGpu(gpu) {
   const row = el("li", "card");
@@ -391,10 +400,11 @@ function makeGpu(gpu) {
   const legend = el("ul", "parts");
   legend.setAttribute("aria-label", `Memory of GPU ${gpu.gpu} by model`);
   const [list, nodes] = facts([
-    ["used", "Used"], ["promised", "Promised", "promised"], ["free", "Free", "free"],
+    ["used", "Used"], ["promised", "Promised", "promised"], ["free", "Free", "free"], ["swapping", "Swapping"],
   ]);
-  row.append(title, bar, legend, list);
-  row.parts = { total, bar, used, owned, promised, legend, nodes };
+  const advice = el("p", "advice");
+  row.append(title, bar, legend, list, advice);
+  row.parts = { total, bar, used, owned, promised, legend, nodes, advice };
   return row;
 }
 // What sleeping engines still hold on a GPU.
@@ -462,6 +472,11 @@ function fillGpu(row, gpu) {
   put(nodes.used, bytes(inUse));
   put(nodes.promised, bytes(gpu.promised_bytes));
   put(nodes.free, bytes(gpu.free_bytes));
+  const { recent_share: recent, recent_window_s: length, share: whole } = gpu.swapping;
+  const percent = (part) => `${Math.round(100 * part)} %`;
+  put(nodes.swapping, `${percent(recent)} of ${span(length).replace(/ 0 s$/, "")}, ${percent(whole)} since the start`);
+  put(row.parts.advice, gpu.advice === null ? "" : `Advice: ${gpu.advice}.`);
+  row.parts.advice.hidden = gpu.advice === null;
   bar.setAttribute("aria-valuemin", "0");
   bar.setAttribute("aria-valuemax", isKnown ? String(gpu.total_bytes) : "1");
   bar.setAttribute("aria-valuenow", isKnown ? String(inUse) : "0");
@@ -471,14 +486,24 @@ function makeModel(model) {
   const row = el("li", "card model");
   const [about, title] = [el("div", "about"), el("div", "title")];
   const [stage, since, pinned, aliases] = [el("span"), el("span", "muted"), el("span", "chip", "pinned"),
-    el("span", "muted")];
-  title.append(el("h3", "", model.name), stage, since, pinned, aliases);
+    el("span", "muted rare")];
+  const more = el("button", "more", "Details");
+  more.type = "button";
+  more.setAttribute("aria-label", `Details of ${model.name}`);
+  more.setAttribute("aria-expanded", "false");
+  more.addEventListener("click", () => {
+    more.setAttribute("aria-expanded", String(row.classList.toggle("open")));
+  });
+  title.append(el("h3", "", model.name), stage, since, pinned, aliases, more);
   const [list, nodes] = facts([
-    ["queued", "Queue"], ["running", "Running"], ["held", "Held"], ["residue", "Asleep"],
+    ["queued", "Queue"], ["running", "Running"], ["need", "Need"], ["held", "Held"], ["residue", "Asleep"],
     ["host", "In host memory"], ["gpus", "GPU"],
     ["served", "Served"], ["refused", "Refused"], ["starts", "Starts"], ["engine", "Engine"],
     ["swap", "Swap"], ["tokens", "Tokens/s"], ["ttft", "First byte"],
   ]);
+  for (const [name, node] of Object.entries(nodes)) {
+    if (!["queued", "running", "need"].includes(name)) node.parentElement.classList.add("rare");
+  }
   const failure = el("p", "failure");
   about.append(title, list, failure);
   const commands = el("div", "commands");
@@ -530,8 +555,8 @@ function fillModel(row, model) {
   put(aliases, others.length ? `also ${others.join(", ")}` : "");
   put(nodes.queued, String(model.queued));
   put(nodes.running, String(model.running));
-  const need = model.need_bytes === null ? "not measured" : `not measured, configured need ${bytes(model.need_bytes)}`;
-  put(nodes.held, model.held_bytes === null ? need : held(model.held_bytes));
+  put(nodes.need, needOf(model));
+  putKnown(nodes.held, model.held_bytes === null ? "" : held(model.held_bytes));
   putKnown(nodes.residue, model.residue_bytes ? held(model.residue_bytes) : "");
   putKnown(nodes.host, model.host_bytes ? bytes(model.host_bytes) : "");
   put(nodes.gpus, model.gpus.join(", "));
@@ -549,6 +574,13 @@ function fillModel(row, model) {
   failure.hidden = failure.textContent === "";
   pin.setAttribute("aria-pressed", String(model.is_pinned));
   log.hidden = !model.is_supervised;
+}
+// What is known, and where it comes from.
+function needOf({ known_need_bytes: known, need_bytes: configured }) {
+  if (!known) return "not known yet";
+  if (configured === null) return `${held(known)} measured`;
+  if (known.every((count) => count === configured)) return `${held(known)} configured`;
+  return `${held(known)} measured, ${bytes(configured)} configured`;
 }
 function swapCosts({ resume_s: resume, wake_s: wake, start_s: start, leave_s: leave, hibernate_s: hibernate }) {
   const costs = [["resume", resume], ["wake", wake], ["start", start], ["leave", leave], ["hibernate", hibernate]];
@@ -577,11 +609,17 @@ function showRequests() {
     name.scope = "row";
     row.title = [`${method} ${path}`, peer && `from ${peer}`, id].filter(Boolean).join(", ");
     state.append(el("span", "chip"));
-    row.append(name, el("td", "wide of-key"), state, el("td", "number first-byte"), el("td", "number"));
+    const [end, cancel] = [el("td", "number"), el("button", "small", "×")];
+    cancel.type = "button";
+    cancel.title = "Cancel";
+    cancel.addEventListener("click", () => cancelRequest(cancel, id, path));
+    end.append(cancel);
+    row.append(name, el("td", "wide of-key"), state, el("td", "number first-byte"), el("td", "number"), end);
     return row;
-  }, (row, { model, key: keyName, state, ttft_s: ttft }) => {
-    const [name, key, stateCell, first] = row.children;
+  }, (row, { id, model, key: keyName, state, ttft_s: ttft }) => {
+    const [name, key, stateCell, first, , end] = row.children;
     put(name, model ?? "not known yet");
+    end.firstChild.setAttribute("aria-label", `Cancel the request ${id} for ${model ?? "no model yet"}`);
     put(key, keyName ?? "");
     stateCell.firstChild.className = `chip ${STATES[state] ?? ""}`;
     put(stateCell.firstChild, state);
@@ -669,7 +707,7 @@ function tick() {
   }
   requests.requests.forEach((request, index) => {
     const row = at("requests").tBodies[0].children[index];
-    if (row) put(row.lastElementChild, span(request.age_s + elapsed));
+    if (row) put(row.children[4], span(request.age_s + elapsed));
   });
   showTimeline();
 }
@@ -679,25 +717,57 @@ function tick() {
 function command(button, name, what, body) {
   order(button, "POST", `rotate/models/${encodeURIComponent(name)}/${what}`, body, `${what} sent to ${name}`);
 }
+function cancelRequest(button, id, path) {
+  if (!confirm(`Cancel the request ${id} to ${path}? Its client gets an error.`)) return;
+  order(button, "POST", `rotate/requests/${encodeURIComponent(id)}/cancel`, null, "The request was cancelled");
+}
+function sleepAll(button) {
+  const running = snapshot.models.reduce((sum, model) => sum + model.running, 0);
+  const asked = `${running} request${running === 1 ? " is" : "s are"} being answered. Put all models to sleep?`;
+  if (!running || confirm(asked)) order(button, "POST", "rotate/sleep", null, "sleep sent to all models");
+}
 async function readLog(name) {
-  const request = logRead = Symbol(name);
-  // Another log was requested meanwhile, or none.
-  const isOver = () => logRead !== request || !at("log").open;
-  while (!isOver()) {
-    let text;
+  const stop = logStop = new AbortController();
+  while (!stop.signal.aborted) {
     try {
-      const response = await send(`rotate/models/${encodeURIComponent(name)}/log?lines=${LOG_LINES}`);
-      text = (await response.text()) || "No output yet.";
+      await followLog(name, stop.signal);
     } catch (error) {
-      text = error.message;
+      if (stop.signal.aborted) return;
+      showLogText(error.message);
     }
-    if (isOver()) return;
-    logText = text;
-    showLog();
-    await new Promise((resolve) => { setTimeout(resolve, LOG_POLL_MS); });
+    await new Promise((resolve) => { setTimeout(resolve, LOG_RETRY_MS); });
   }
 }
-// Follows the end, unless somebody has scrolled away from it.
+// A carriage return takes back the line in progress.
+async function followLog(name, signal) {
+  const path = `rotate/models/${encodeURIComponent(name)}/log?follow=true&lines=${LOG_LINES}`;
+  const response = await send(path, { signal });
+  signal.throwIfAborted();
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  const kept = (line) => line.slice(line.lastIndexOf("\r") + 1);
+  const lines = [];
+  let open = "";
+  showLogText("No output yet.");
+  for (;;) {
+    const { done, value } = await reader.read();
+    signal.throwIfAborted();
+    if (done) return;
+    const parts = (open + value).split("\n");
+    open = kept(parts.pop());
+    lines.push(...parts.map(kept));
+    lines.splice(0, Math.max(0, lines.length - LOG_LINES));
+    showLogText([...lines, open].join("\n") || "No output yet.");
+  }
+}
+// At most once for each frame.
+function showLogText(text) {
+  logText = text;
+  logFrame ??= requestAnimationFrame(() => {
+    logFrame = null;
+    showLog();
+  });
+}
+// Follows the end, unless a reader has scrolled away from it.
 function showLog() {
   const box = at("log-text");
   const isAtEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 4;
@@ -717,6 +787,8 @@ function openLog(name) {
   readLog(name);
 }
 at("log-find").addEventListener("input", showLog);
+at("log").addEventListener("close", () => logStop?.abort());
+at("sleep-all").addEventListener("click", (event) => sleepAll(event.currentTarget));
 at("log-close").addEventListener("click", () => at("log").close());
 at("reload").addEventListener("click", (event) => {
   order(event.currentTarget, "POST", "rotate/reload", null, "The configuration was reloaded");

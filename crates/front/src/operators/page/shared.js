@@ -133,6 +133,7 @@ function showAll(heading) {
 }
 // Keeps one row for each name, so that the focus stays in its row.
 function rows(list, items, nameOf, make, fill) {
+  const focused = document.activeElement;
   const old = new Map([...list.children].map((row) => [row.dataset.name, row]));
   const names = new Set(items.map((item) => String(nameOf(item))));
   // First, so that other rows need not move and lose the focus.
@@ -149,6 +150,8 @@ function rows(list, items, nameOf, make, fill) {
     if (list.children[index] !== row) list.insertBefore(row, list.children[index] ?? null);
     fill(row, item);
   });
+  // A row that moves loses it.
+  if (focused !== document.activeElement && list.contains(focused)) focused.focus({ preventScroll: true });
 }
 function facts(parts) {
   const list = el("dl");
