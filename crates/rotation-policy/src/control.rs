@@ -6,7 +6,8 @@
 
 use super::Policy;
 use super::messages::EngineState;
-use super::moves::{LEAST, STEADY_BYTES, less};
+use super::moves::{LEAST, STEADY_BYTES};
+use super::need::less;
 use super::step::{Activation, ControlCall, Inquiry, Step};
 
 impl Policy {
