@@ -82,7 +82,7 @@ fn a_stop_command_that_is_missing_is_a_warning() {
 
 #[test]
 fn it_says_what_is_missing() {
-    let mut fixture = fixture();
+    let fixture = fixture();
     let plain = fixture.folder.join("plain");
     fs::write(&plain, "no program").unwrap();
     fs::set_permissions(&plain, Permissions::from_mode(0o644)).unwrap();
