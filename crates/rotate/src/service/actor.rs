@@ -11,9 +11,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::directory::{Directory, Entry};
 use super::history::{History, ModelHistory};
-use super::look::{answered, look};
+use super::look::{LOOK_MAX, answered, look};
 use super::snapshot::{GpuNow, ModelNow, PromiseNow, Refused, ServiceEvent, Snapshot};
-use crate::config::{self, Config};
+use crate::config::Config;
 use poorwill_front::requests::Recent;
 use poorwill_rotation_policy::{
     Effect, EngineState, Event, Gpu, Input, Look, ModelId, OpId, Policy, Refusal, RequestId, Rules,
@@ -309,12 +309,17 @@ impl Actor {
             loop {
                 tokio::time::sleep(pause).await;
                 let found = look(&entry, seen).await;
-                (pause, seen) = (if found.is_ok() { every } else { again }, answered(&entry));
+                let is_well = found.is_ok();
+                (pause, seen) = (if is_well { every } else { again }, answered(&entry));
                 if messages.send(Message::Looked { model, starts, since, found, is_suspect: false }).is_err()
                 {
                     return;
                 }
-                let held = tokio::time::timeout(PROBE_MAX, entry.handle.held()).await;
+                // The next look at one that is not well comes soon.
+                if !is_well {
+                    continue;
+                }
+                let held = tokio::time::timeout(LOOK_MAX, entry.handle.held()).await;
                 if let Ok(Some(bytes)) = held
                     && messages.send(Message::Input(Input::Holds { model, bytes })).is_err()
                 {
