@@ -215,11 +215,21 @@ fn the_page_shows_what_happens_while_it_happens() {
     assert_held(&browser, "after two swaps");
 
     // What is known of them, and of the GPU.
-    wait(
-        &browser,
-        "fact(row('amber'), 'Need') === 'not known yet' || fact(row('amber'), 'Need').endsWith(' measured')",
-    );
-    wait(&browser, "fact(row('birch'), 'Need').endsWith(' measured')");
+    for name in ["amber", "birch"] {
+        wait(
+            &browser,
+            &format!("/^[0-9.]+ MiB (measured, [0-9.]+ MiB )?configured$/.test(fact(row('{name}'), 'Need'))"),
+        );
+    }
+    for (known, configured, words) in [
+        (json!(null), json!(null), "not known yet"),
+        (json!([3 << 20, 3 << 20]), json!(3 << 20), "3.0 MiB + 3.0 MiB configured"),
+        (json!([3 << 20, 4 << 20]), json!(3 << 20), "3.0 MiB + 4.0 MiB measured, 3.0 MiB configured"),
+        (json!([3 << 20]), json!(null), "3.0 MiB measured"),
+    ] {
+        let need = format!("needOf({{ known_need_bytes: {known}, need_bytes: {configured} }})");
+        assert_eq!(see(&browser, &need), words);
+    }
     wait(
         &browser,
         "fact(list('#gpus > li')[0], 'Swapping').match(/^[0-9]+ % of .+, [0-9]+ % since the start$/)",
