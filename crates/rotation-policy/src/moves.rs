@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Policy;
 use super::choose::{NO_MEMORY, Space};
-use super::looks::Looks;
+use super::look_count::Looks;
 use super::messages::{Effect, EngineState, Event, OpId, Refusal, Task, TaskOutcome};
 use super::queue::Claim;
 use super::rules::{Gpu, Limits, ModelId};
