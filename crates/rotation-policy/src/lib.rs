@@ -51,6 +51,7 @@ mod choose;
 mod control;
 mod demand;
 mod hibernate;
+mod look_count;
 mod looks;
 mod messages;
 mod model;
@@ -74,7 +75,7 @@ pub use self::stage::StageName;
 pub use self::time::Time;
 
 use self::demand::Demand;
-use self::looks::Looks;
+use self::look_count::Looks;
 use self::need::Need;
 use self::queue::{Claim, Queue};
 use self::step::{Activation, ControlCall, Costs, Inquiry, Leave, Move, Op, Stage, Step, Then};

@@ -6,30 +6,14 @@
 use std::time::Duration;
 
 use super::Policy;
+use super::look_count::Looks;
 use super::messages::{Effect, Event, Look};
 use super::moves::LEAST;
 use super::rules::ModelId;
 use super::step::{Leave, Stage};
-use super::time::Time;
 
 /// How long an engine that says that it is not well may go on with its requests.
 const UNWELL_DRAIN: Duration = Duration::from_secs(5);
-
-/// What looks at a model have found since it became ready.
-#[derive(Debug, Default)]
-pub(super) struct Looks {
-    /// In sequence.
-    failed: u32,
-    counted_at: Option<Time>,
-    /// The last sign that it works.
-    sign_at: Time,
-}
-
-impl Looks {
-    pub(super) fn from(now: Time) -> Self {
-        Self { failed: 0, counted_at: None, sign_at: now }
-    }
-}
 
 impl Policy {
     pub(super) fn looked(&mut self, id: usize, look: &Look) {

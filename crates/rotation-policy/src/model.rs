@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::demand::Demand;
-use super::looks::Looks;
+use super::look_count::Looks;
 use super::need::Need;
 use super::queue::{Claim, Queue};
 use super::rules::Rules;

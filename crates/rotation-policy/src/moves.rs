@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::choose::{NO_MEMORY, Space};
-use super::looks::Looks;
+use super::look_count::Looks;
 use super::messages::{Effect, EngineState, Event, OpId, Refusal, Task, TaskOutcome};
 use super::need::less;
 use super::queue::Claim;

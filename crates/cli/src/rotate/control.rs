@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::args::{RotateCommand, Wait};
 use super::log;
 use super::opening::{read, read_control, runtime};
-use super::show::{status_text, validation_text, verdict_text};
+use super::show::{status_text, validation_text};
 use poorwill_local::failure::{CommandOutput, Failure};
 
 #[derive(Debug, Serialize)]

@@ -1,6 +1,6 @@
 //! Drivers on which the end of a process that came back from hibernation hangs the machine.
 //!
-//! NVIDIA/cuda-checkpoint#53 reports 595.71.05 with the open kernel modules: four of four machines hung, and none where the
+//! NVIDIA/cuda-checkpoint#53 reports 595.71.05 with the open kernel modules. Four of four ends hung the machine, and none where the
 //! process had been taken off its GPUs again before its end. Which other versions do is not known. All of branch 595 are
 //! treated alike, since taking off costs about a second. Other drivers, and those whose version is not known, are not.
 

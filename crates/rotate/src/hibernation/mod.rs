@@ -8,8 +8,7 @@
 //! - An engine that may hibernate is marked on disk before its first process leaves. The next service finds the mark.
 //! - A helper that ends is started again, with growing pauses. What it left is found out by asking the new one.
 //! - The helper ends with the service, however that ends.
-//! - An engine that came back on a driver that [hangs](driver) at its end is noted on disk, so that the next service ends
-//!   it as this one does.
+//! - An engine that came back on a driver that [hangs](driver) at its end is noted on disk, for the next service.
 
 mod driver;
 mod helper;
@@ -82,8 +81,8 @@ pub trait Hibernator: fmt::Debug + Send + Sync {
     /// Whether a model's engine may hibernate, as far as known without asking.
     fn may_hibernate(&self, model: &str) -> bool;
 
-    /// Whether its processes have to be off their GPUs when they end: they came back from hibernation, or are away, and
-    /// the driver is known to hang the machine otherwise.
+    /// Whether its processes have to be off their GPUs when they end. They came back from hibernation or are away, and the
+    /// driver is known to hang otherwise.
     fn must_end_away(&self, of: &EngineProcesses) -> bool;
 
     /// Its processes are gone.

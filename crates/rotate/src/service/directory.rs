@@ -37,7 +37,21 @@ pub(super) struct Entry {
     /// Waiting and running requests by a name.
     pub(super) in_flight: InFlightCount,
     /// Parts of answers that came from its engine.
-    pub(super) answered: Arc<AtomicU64>,
+    pub(super) answered: AnsweredParts,
+}
+
+/// Clones share it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct AnsweredParts(Arc<AtomicU64>);
+
+impl AnsweredParts {
+    pub(super) fn now(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn counter(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.0)
+    }
 }
 
 /// How many requests wait and run by a name. Clones share it.

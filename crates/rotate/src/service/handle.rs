@@ -9,7 +9,6 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
 use super::first_answer::{self, FirstAnswer};
-use super::look::LOOK_MAX;
 use crate::config::{self, CanaryKind};
 use crate::engine::{Answer, Engine, EngineError};
 use crate::hibernation::{EngineProcesses, HibernateError, Hibernator};
@@ -22,6 +21,9 @@ const PROBE_EVERY: Duration = Duration::from_millis(50);
 
 /// By how much a start ends before its timeout, to say why.
 const READY_MARGIN: Duration = Duration::from_millis(100);
+
+/// For the answer of an engine before its end.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 /// For SIGTERM, where an engine answers nothing any more.
 const SILENT_GRACE: Duration = Duration::from_secs(2);
@@ -286,7 +288,7 @@ impl EngineHandle {
         }
         // A stopped process, or one that waits for a lock, does not heed SIGTERM.
         let may_be_silent = grace > SILENT_GRACE && supervisor.is_running();
-        if may_be_silent && timeout(LOOK_MAX, self.engine.probe()).await.is_err() {
+        if may_be_silent && timeout(ANSWER_MAX, self.engine.probe()).await.is_err() {
             grace = SILENT_GRACE;
         }
         supervisor.stop(grace).await.map_err(|error| error.to_string())?;

@@ -2,7 +2,6 @@
 //!
 //! Promises: a look ends within [`LOOK_MAX`]. One that is late says whether the engine is at work all the same.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::timeout;
@@ -11,14 +10,14 @@ use super::directory::Entry;
 use poorwill_rotation_policy::{EngineState, Look};
 
 /// Three looks that are late, the pauses between them and one before them take 13 s with usual rules.
-pub(super) const LOOK_MAX: Duration = Duration::from_secs(2);
+const LOOK_MAX: Duration = Duration::from_secs(2);
 
 /// An engine computes that uses this part of a core.
 const CORE_PART: u32 = 10;
 
 /// How many parts of answers came from its engine.
 pub(super) fn answered(entry: &Entry) -> u64 {
-    entry.answered.load(Ordering::Relaxed)
+    entry.answered.now()
 }
 
 /// What the engine says, or why that counts against it. `answered` is the count of answers' parts at the last look.
@@ -48,6 +47,7 @@ pub(super) async fn look(entry: &Entry, answered_before: u64) -> Result<EngineSt
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::sync::atomic::Ordering;
 
     use super::super::{Tools, entry};
     use super::*;
@@ -111,7 +111,7 @@ mod tests {
         let seconds = Duration::from_secs_f64;
         let late = entry_of(seconds(2.1), Ok(EngineState::Awake));
         assert_eq!(look(&late, 0).await, Err(Look::Late));
-        late.answered.fetch_add(1, Ordering::Relaxed);
+        late.answered.counter().fetch_add(1, Ordering::Relaxed);
         assert_eq!(look(&late, 0).await, Err(Look::Flowing));
         assert_eq!(look(&late, answered(&late)).await, Err(Look::Late), "none came since");
         for wait in [0.0, 1.5, 1.9] {

@@ -34,7 +34,7 @@ pub use self::snapshot::{
 };
 
 use self::actor::{Actor, Message};
-use self::directory::{Directory, Entry, InFlightCount};
+use self::directory::{AnsweredParts, Directory, Entry, InFlightCount};
 use self::handle::EngineHandle;
 pub(crate) use self::history::{LEAVING, RESTS};
 use self::names::{NamedModel, TargetNow};
@@ -368,7 +368,7 @@ impl Service {
         let aborted = answer.await.map_err(|_| ending)??;
         let admission = Admission::new(aborted, Box::new(guard));
         let directory = self.0.directory.read().unwrap_or_else(PoisonError::into_inner);
-        let answered = directory.entries.get(model.0).map(|entry| Arc::clone(&entry.answered));
+        let answered = directory.entries.get(model.0).map(|entry| entry.answered.counter());
         Ok(match answered {
             Some(answered) => admission.counting(answered),
             None => admission,
@@ -644,7 +644,7 @@ fn entry(config: &Config, model: &config::Model, tools: Tools<'_>) -> Result<Ent
     let kept_at = kept_at(model, config);
     let handle = Arc::new(EngineHandle::new(model, engine, supervisor, tools.shared(), kept_at));
     let (model, in_flight) = (Arc::new(model.clone()), InFlightCount::default());
-    Ok(Entry { model, handle, is_listed: true, in_flight, answered: Arc::default() })
+    Ok(Entry { model, handle, is_listed: true, in_flight, answered: AnsweredParts::default() })
 }
 
 fn kept_at(model: &config::Model, config: &Config) -> Option<PathBuf> {
@@ -685,6 +685,6 @@ fn changed(
         let after = EngineHandle::new(model, engine, handle.supervisor().cloned(), tools.shared(), kept_at);
         Arc::new(after.remembering(handle))
     };
-    let (in_flight, answered) = (entry.in_flight.clone(), Arc::clone(&entry.answered));
+    let (in_flight, answered) = (entry.in_flight.clone(), entry.answered.clone());
     Ok(Entry { model: Arc::new(model.clone()), handle, is_listed: true, in_flight, answered })
 }

@@ -61,7 +61,6 @@ pub(super) fn sections() -> Vec<(&'static str, &'static str, Vec<Key>)> {
     );
     let gpus: Vec<usize> = rules.gpus.iter().map(|gpu| gpu.0).collect();
     let hibernate = Hibernate::default();
-    let name_of = |text: String| text.to_lowercase();
     vec![
         (
             "Top level",
