@@ -184,7 +184,7 @@ mod tests {
             ("n = 12345678", "12345678", "n = ********"),
         ] {
             let at = line.find(secret).unwrap();
-            let hidden = Hidden::Spans(vec![at..at + secret.len()]);
+            let hidden = Hidden::Spans(std::iter::once(at..at + secret.len()).collect());
             assert_eq!(masked(line, 0, line.len(), &hidden), shown);
         }
     }
