@@ -31,7 +31,8 @@
 //!   requests and its swap.
 //! - A turn ends earlier when more requests wait for others than the model has itself. But it lasts for `turn_per_swap`
 //!   times what its swap takes.
-//! - An idle model leaves at once, or after `grace` if its pauses are usually shorter.
+//! - An idle model leaves at once, or after `grace` if its pauses are usually shorter. Where several models queue for
+//!   a swap, it stays while each of them can still come within its least turn.
 //! - Where several could leave, an idle model does before a busy one, and one with few requests before one with many.
 //!   Of idle ones it is the one that is cheapest to bring back for the time until its next request.
 //! - Before any awake model leaves, sleeping ones hibernate if that frees enough, the longest idle first. An idle model

@@ -399,7 +399,12 @@ pub(super) fn sections() -> Vec<(&'static str, &'static str, Vec<Key>)> {
                 ("folder", "path", none(), "working directory of both commands"),
                 ("log", "path", none(), "file for the engine's output"),
                 ("gpus", "array of numbers", plain(format!("{gpus:?}")), "NVML positions of its GPUs"),
-                ("need", SIZE, none(), "least that it needs of each GPU; more is learnt, and another value has it learnt anew"),
+                (
+                    "need",
+                    SIZE,
+                    none(),
+                    "least that it needs of each GPU; more is learnt, and another value has it learnt anew",
+                ),
                 ("http", "table", none(), "see below"),
                 ("rules", "table", none(), "see below"),
                 ("canary", "table", none(), "see below"),
