@@ -243,6 +243,8 @@ mod tests {
             leave_s: None,
             hibernate_s: None,
             resume_s: None,
+            canary_kind: None,
+            state_writes_failed: 0,
             recent: Recent::default(),
         }
     }
@@ -261,6 +263,7 @@ mod tests {
             let swapping = Swapping { recent_share: share, recent_window_s: 600.0, share: 0.0, total_s: 0.0 };
             let gpu = GpuNow {
                 gpu: 0,
+                is_measured: true,
                 total_bytes: Some(400 * MIB),
                 free_bytes: None,
                 promised_bytes: 0,

@@ -10,7 +10,7 @@ use super::directory::Entry;
 use poorwill_rotation_policy::{EngineState, Look};
 
 /// Three looks that are late, the pauses between them and one before them take 13 s with usual rules.
-const LOOK_MAX: Duration = Duration::from_secs(2);
+pub(super) const LOOK_MAX: Duration = Duration::from_secs(2);
 
 /// An engine computes that uses this part of a core.
 const CORE_PART: u32 = 10;
