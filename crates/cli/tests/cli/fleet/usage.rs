@@ -13,7 +13,7 @@ fn fleet(lines: &str) -> String {
 fn a_routers_configuration_is_explained() {
     let folder = Folder::new();
     for (text, words) in [
-        (String::new(), &["missing field `fleet`"][..]),
+        (String::new(), &["the file is empty"][..]),
         ("[fleet]\nname = \"test\"\netcd = []\n".to_owned(), &["name at least one member"]),
         (fleet("").replace("test", "a/b"), &["the name has a slash"]),
         (fleet("").replace("http://", "127."), &["etcd's endpoint", "say http://, a host and a port"]),
