@@ -368,9 +368,9 @@ impl Policy {
         waiting.sort_by_key(|(claim, other)| (claim.rank(), *other));
         let mut before = Duration::ZERO;
         let latest = waiting.iter().map(|(claim, other)| {
-            let patience = turn.saturating_sub(before).saturating_sub(claim.lead_over(model.rules.priority));
+            let longest = turn.saturating_sub(before).saturating_sub(claim.lead_over(model.rules.priority));
             before = before.saturating_add(self.models[*other].swap_cost(self.now));
-            claim.since.after(patience)
+            claim.since.after(longest)
         });
         latest.min().filter(|_| waiting.len() > 1)
     }

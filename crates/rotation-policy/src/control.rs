@@ -54,7 +54,7 @@ impl Policy {
             let model = &mut self.models[id];
             model.repeats_wake = true;
             // Also one that came up without a request.
-            model.is_preloading |= model.waiting_since().is_none();
+            model.is_preloading |= model.waiting_since().is_none() && !model.sleeps_after;
             self.begin(id, Step::FindMemory(Activation::Wake));
         } else {
             self.engine_failed(id, &reason);
@@ -76,6 +76,7 @@ impl Policy {
         let is_done = expected.is_some_and(|expected: Vec<u64>| expected.iter().zip(&moved).all(is_enough));
         if is_done && !model.is_disturbed {
             let wanted = call.wanted;
+            self.models[id].slept_by_memory = !inquiry.call.wakes();
             self.inquired(id, inquiry, wanted);
         } else if is_still && !model.is_disturbed {
             self.inquired(id, inquiry, old);

@@ -58,6 +58,7 @@ mod messages;
 mod model;
 mod moves;
 mod need;
+mod need_seen;
 mod queue;
 mod rules;
 mod stage;
@@ -77,7 +78,7 @@ pub use self::time::Time;
 
 use self::demand::Demand;
 use self::look_count::Looks;
-use self::need::Need;
+use self::need_seen::Need;
 use self::queue::{Claim, Queue};
 use self::step::{Activation, ControlCall, Costs, Inquiry, Leave, Move, Op, Stage, Step, Then};
 
@@ -183,6 +184,12 @@ struct ModelState {
     tries: u32,
     /// Whether its next wake is the second call for it.
     repeats_wake: bool,
+    /// Whether it sleeps by its memory, and does not say so itself.
+    slept_by_memory: bool,
+    /// When looks gave up its engine last, how often soon after another, and whether it has yet to be quarantined for that.
+    given_up_at: Option<Time>,
+    times_given_up: u32,
+    is_unwell_again: bool,
     /// No memory is searched before this time.
     no_memory_until: Option<Time>,
 }
@@ -338,25 +345,7 @@ impl Policy {
                 self.arrived(request, model.0, priority);
             }
             Input::Left(request) => self.left(request),
-            Input::Ended { op, outcome } => {
-                let is_its = |model: &ModelState| model.op.is_some_and(|one| one.id == op);
-                let Some(id) = self.models.iter().position(is_its) else { return };
-                self.models[id].op = None;
-                self.changes += 1;
-                let gpus = self.models[id].rules.gpus.len();
-                let outcome = match outcome {
-                    TaskOutcome::Measured(memory) if memory.len() != gpus => {
-                        TaskOutcome::Failed(format!("{} GPUs were measured, and it has {gpus}", memory.len()))
-                    }
-                    other => other,
-                };
-                if let TaskOutcome::Measured(memory) = &outcome {
-                    for (gpu, memory) in self.models[id].rules.gpus.iter().zip(memory) {
-                        self.total[gpu.0] = Some(memory.total_bytes);
-                    }
-                }
-                self.step_ended(id, outcome);
-            }
+            Input::Ended { op, outcome } => self.ended(op, outcome),
             Input::Holds { model, bytes } if model.0 < known => self.seen(model.0, &bytes),
             Input::Lost(model) if model.0 < known => self.lost(model.0),
             Input::Slept(model) if model.0 < known => self.slept(model.0),
@@ -367,23 +356,9 @@ impl Policy {
                     model.wake_requested = model.wake_requested.or(Some(self.now));
                 }
             }
-            Input::Prepare(model) if model.0 < known => {
-                let model = &mut self.models[model.0];
-                let is_possible = model.rules.can_sleep && model.stage == Stage::Cold;
-                if is_possible && !model.is_preloading && model.waiting_since().is_none() {
-                    (model.is_preloading, model.sleeps_after) = (true, true);
-                }
-            }
+            Input::Prepare(model) if model.0 < known => self.prepare(model.0),
             Input::Sleep(_) | Input::Hibernate(_) | Input::Restart(_) if self.is_ending => {}
-            Input::Sleep(model) if model.0 < known => {
-                let id = model.0;
-                // One that comes up only to sleep again goes on with that.
-                (self.models[id].wake_requested, self.models[id].is_preloading) = (None, false);
-                self.models[id].is_displaced = false;
-                if self.models[id].is_ready() {
-                    self.leave(id, Leave::Sleep);
-                }
-            }
+            Input::Sleep(model) if model.0 < known => self.sleep_requested(model.0),
             Input::Hibernate(model) if model.0 < known => self.hibernate_requested(model.0),
             Input::Recheck(model) if model.0 < known => self.recheck(model.0),
             Input::Restart(model) if model.0 < known => self.restart(model.0),
@@ -393,6 +368,45 @@ impl Policy {
                 (0..known).for_each(|id| self.refuse_all(id, Refusal::ShuttingDown));
             }
             _ => {}
+        }
+    }
+
+    fn ended(&mut self, op: OpId, outcome: TaskOutcome) {
+        let is_its = |model: &ModelState| model.op.is_some_and(|one| one.id == op);
+        let Some(id) = self.models.iter().position(is_its) else { return };
+        self.models[id].op = None;
+        self.changes += 1;
+        let gpus = self.models[id].rules.gpus.len();
+        let outcome = match outcome {
+            TaskOutcome::Measured(memory) if memory.len() != gpus => {
+                TaskOutcome::Failed(format!("{} GPUs were measured, and it has {gpus}", memory.len()))
+            }
+            other => other,
+        };
+        if let TaskOutcome::Measured(memory) = &outcome {
+            for (gpu, memory) in self.models[id].rules.gpus.iter().zip(memory) {
+                self.total[gpu.0] = Some(memory.total_bytes);
+            }
+        }
+        self.step_ended(id, outcome);
+    }
+
+    fn prepare(&mut self, id: usize) {
+        let model = &mut self.models[id];
+        let is_possible = model.rules.can_sleep && model.stage == Stage::Cold;
+        if is_possible && !model.is_preloading && model.waiting_since().is_none() {
+            (model.is_preloading, model.sleeps_after) = (true, true);
+        }
+    }
+
+    fn sleep_requested(&mut self, id: usize) {
+        let model = &mut self.models[id];
+        (model.wake_requested, model.is_preloading, model.is_displaced) = (None, false, false);
+        if model.is_ready() {
+            self.leave(id, Leave::Sleep);
+        } else if matches!(&model.stage, Stage::Step { step, .. } if step.is_activating()) {
+            // It sleeps once it is up.
+            model.sleeps_after = true;
         }
     }
 
@@ -482,7 +496,11 @@ impl Policy {
             // No engine is expected, or a later step finds out.
             Stage::Step {
                 step:
-                    Step::Stop(_) | Step::AfterStop { .. } | Step::Probe | Step::FindMemory(Activation::Start),
+                    Step::BeforeStop
+                    | Step::Stop(_)
+                    | Step::AfterStop { .. }
+                    | Step::Probe
+                    | Step::FindMemory(Activation::Start),
                 ..
             } => {}
             Stage::Unknown | Stage::Quarantined { .. } => self.discard_measurements(id),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::demand::Demand;
 use super::look_count::Looks;
-use super::need::Need;
+use super::need_seen::Need;
 use super::queue::{Claim, Queue};
 use super::rules::Rules;
 use super::step::{Activation, Costs, Move, Stage, Step};
@@ -42,6 +42,10 @@ impl ModelState {
             was_restarted: false,
             tries: 0,
             repeats_wake: false,
+            slept_by_memory: false,
+            given_up_at: None,
+            times_given_up: 0,
+            is_unwell_again: false,
             no_memory_until: None,
         }
     }

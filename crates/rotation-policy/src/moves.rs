@@ -161,7 +161,6 @@ impl Policy {
             return;
         }
         if let Some(up) = self.models[id].activation() {
-            self.models[id].repeats_wake = false;
             self.begin(id, Step::FindMemory(up));
         }
     }
@@ -174,13 +173,12 @@ impl Policy {
 
     pub(super) fn step_ended(&mut self, id: usize, outcome: TaskOutcome) {
         let Stage::Step { step, began, .. } = self.models[id].stage.clone() else { return };
-        let free: Vec<u64> = match &outcome {
-            TaskOutcome::Measured(memory) => memory.iter().map(|memory| memory.free_bytes).collect(),
-            _ => Vec::new(),
-        };
         match (step, outcome) {
+            (step, TaskOutcome::Measured(memory)) => {
+                let free: Vec<u64> = memory.iter().map(|memory| memory.free_bytes).collect();
+                self.measured_in(id, step, began, &free);
+            }
             (Step::Probe, TaskOutcome::Probed(probed)) => self.probed(id, probed),
-            (Step::FindMemory(up), TaskOutcome::Measured(_)) => self.memory_measured(id, up, began, &free),
             (Step::Wake(call), TaskOutcome::Done) => self.confirm(id, Activation::Wake, call.free),
             (Step::Start { free }, TaskOutcome::Done) => self.confirm(id, Activation::Start, free),
             (Step::Confirm { activated }, TaskOutcome::Awake(true)) => {
@@ -195,29 +193,13 @@ impl Policy {
             (Step::Canary { .. }, TaskOutcome::Canary(Err(reason))) => {
                 self.engine_failed(id, &format!("its canary was wrong: {reason}"));
             }
-            (Step::Learn { activated }, TaskOutcome::Measured(_)) => self.learn(id, activated, &free),
-            (Step::Before, TaskOutcome::Measured(_)) => {
-                self.measured(id, &free);
-                self.fall_asleep(id, free, false);
-            }
             (Step::Sleep(call), TaskOutcome::Done) => self.slept_as_asked(id, call.free),
             (Step::Inquire(inquiry), TaskOutcome::Probed(found)) => self.inquired(id, inquiry, found),
-            (Step::Inquire(inquiry), TaskOutcome::Measured(_)) => self.weighed(id, inquiry, &free),
-            (Step::After { before, last }, TaskOutcome::Measured(_)) => {
-                self.released(id, began, before, last.as_deref(), &free);
-            }
-            (Step::BeforeHibernation, TaskOutcome::Measured(_)) => {
-                self.measured(id, &free);
-                self.begin(id, Step::Hibernate { before: free });
-            }
             (Step::Hibernate { before }, TaskOutcome::Done) => {
                 self.begin(id, Step::AfterHibernation { before, last: None });
             }
             (Step::Hibernate { .. }, TaskOutcome::Unsupported(reason)) => self.cannot_hibernate(id, &reason),
             (Step::Hibernate { .. }, TaskOutcome::Later(reason)) => self.hibernation_interrupted(id, &reason),
-            (Step::AfterHibernation { before, last }, TaskOutcome::Measured(_)) => {
-                self.residue_measured(id, began, before, last.as_deref(), &free);
-            }
             (Step::Resume { wakes }, TaskOutcome::Done) => self.resumed(id, wakes),
             (Step::Resume { .. } | Step::Probe, TaskOutcome::Later(_) | TaskOutcome::NeedsMore(_))
                 if self.models[id].tries < TRIES =>
@@ -229,22 +211,50 @@ impl Policy {
                 self.not_resumed(id, wakes, &reason);
             }
             (Step::Resume { wakes }, TaskOutcome::Later(reason)) => self.not_resumed(id, wakes, &reason),
-            (Step::Probe, TaskOutcome::Later(reason)) => self.probe_later(id, &reason),
-            (Step::BeforeStop, TaskOutcome::Measured(_)) => {
-                self.measured(id, &free);
-                self.begin(id, Step::Stop(Then::Measure { before: free }));
-            }
+            (Step::Probe | Step::Inquire(_), TaskOutcome::Later(reason)) => self.probe_later(id, &reason),
             (Step::Stop(then), TaskOutcome::Done) => self.stopped(id, then),
-            (Step::AfterStop { before }, TaskOutcome::Measured(_)) => {
-                self.measured(id, &free);
+            (step, TaskOutcome::Failed(reason)) => self.failed(id, &step, began, &reason),
+            (_, TaskOutcome::Unsupported(reason)) => self.give_up(id, &reason),
+            (step, other) => {
+                let reason = format!("{:?} was answered with {other:?}", step.task());
+                self.failed(id, &step, began, &reason);
+            }
+        }
+    }
+
+    /// The same of a step that measures memory.
+    fn measured_in(&mut self, id: usize, step: Step, began: Time, free: &[u64]) {
+        match step {
+            Step::FindMemory(up) => self.memory_measured(id, up, began, free),
+            Step::Learn { activated } => self.learn(id, activated, free),
+            Step::Before => {
+                self.measured(id, free);
+                self.fall_asleep(id, free.to_vec(), false);
+            }
+            Step::Inquire(inquiry) => self.weighed(id, inquiry, free),
+            Step::After { before, last } => self.released(id, began, before, last.as_deref(), free),
+            Step::BeforeHibernation => {
+                self.measured(id, free);
+                self.begin(id, Step::Hibernate { before: free.to_vec() });
+            }
+            Step::AfterHibernation { before, last } => {
+                self.residue_measured(id, began, before, last.as_deref(), free);
+            }
+            Step::BeforeStop => {
+                self.measured(id, free);
+                self.begin(id, Step::Stop(Then::Measure { before: free.to_vec() }));
+            }
+            Step::AfterStop { before } => {
+                self.measured(id, free);
                 if !self.models[id].is_disturbed {
-                    self.seen(id, &less(&free, &before));
+                    self.seen(id, &less(free, &before));
                 }
                 self.is_away(id);
             }
-            (step, TaskOutcome::Failed(reason)) => self.failed(id, &step, began, &reason),
-            (_, TaskOutcome::Unsupported(reason)) => self.give_up(id, &reason),
-            (step, other) => self.failed(id, &step, began, &misplaced(&step, &other)),
+            other => {
+                let reason = format!("{:?} was answered with free memory", other.task());
+                self.failed(id, &other, began, &reason);
+            }
         }
     }
 
@@ -291,6 +301,8 @@ impl Policy {
                 }
             }
             EngineState::Asleep => self.enter(id, Stage::Asleep),
+            // Its memory has said so.
+            EngineState::Moving if self.models[id].slept_by_memory => self.enter(id, Stage::Asleep),
             EngineState::Hibernating => self.enter(id, Stage::Hibernating),
             EngineState::Awake => self.begin(id, Step::Confirm { activated: None }),
             EngineState::Moving => {
@@ -324,9 +336,14 @@ impl Policy {
             return self.come(id, up, free);
         }
         if model.is_preloading && model.waiting_since().is_none() {
-            self.models[id].is_selected = false;
+            // It comes back once for each time that it left.
+            (self.models[id].is_selected, self.models[id].is_displaced) = (false, false);
             self.models[id].stop_preloading();
             return self.enter(id, rests);
+        }
+        // Nothing that others release would do.
+        if self.too_large(id).is_some() {
+            return self.no_memory(id, NO_MEMORY);
         }
         // A failed engine may be in the way: its stop waits until no memory moves.
         let is_leaving = |other: usize| self.share(id, other) && self.models[other].stage.is_leaving();
@@ -552,6 +569,7 @@ impl Policy {
             _ => false,
         };
         model.failures += 1;
+        model.repeats_wake = false;
         model.move_failed();
         // The learned need may be too small, and nothing else would correct it.
         match model.stage {
@@ -574,7 +592,9 @@ impl Policy {
         if is_preload && !model.was_restarted {
             (model.is_selected, model.is_preloading) = (false, true);
         }
+        let is_unwell_again = std::mem::take(&mut model.is_unwell_again);
         let then = match (is_activating, model.was_restarted) {
+            _ if is_unwell_again => Then::Quarantine,
             (false, _) => Then::Cold,
             (true, false) if is_preload => Then::Cold,
             (true, false) => Then::Again,
@@ -596,16 +616,17 @@ impl Policy {
     }
 
     /// Refuses its requests for a while. Probes all models on its GPUs that should have no memory, since one of them
-    /// has it.
+    /// has it, unless the GPU itself is too small.
     pub(super) fn no_memory(&mut self, id: usize, reason: &str) {
         // With the stage in which it failed.
-        match self.too_large(id) {
+        let too_large = self.too_large(id);
+        match too_large {
             Some(too_large) => self.report_failed(id, &too_large.reason()),
             None => self.report_failed(id, reason),
         }
         for other in 0..self.models.len() {
             let rests = matches!(self.models[other].stage, Stage::Asleep | Stage::Hibernating | Stage::Cold);
-            if other == id || rests && self.share(id, other) {
+            if other == id || rests && too_large.is_none() && self.share(id, other) {
                 self.enter(other, Stage::Unknown);
             }
         }
@@ -618,7 +639,8 @@ impl Policy {
         let now = self.now;
         let model = &mut self.models[id];
         (model.failures, model.was_restarted, model.is_selected) = (0, false, false);
-        model.is_displaced = false;
+        (model.is_displaced, model.repeats_wake, model.slept_by_memory) = (false, false, false);
+        model.need.is_doubted = false;
         model.looks = Looks::from(now);
         let is_wanted = model.waiting_since().is_some() || model.is_pinned;
         let sleeps = std::mem::take(&mut model.sleeps_after) && !is_wanted;
@@ -653,7 +675,7 @@ impl Policy {
     /// After its engine changed.
     pub(super) fn discard_measurements(&mut self, id: usize) {
         let model = &mut self.models[id];
-        (model.held, model.min_release) = (None, None);
+        (model.held, model.min_release, model.slept_by_memory) = (None, None, false);
         model.hibernation.forget();
         for gpu in &model.rules.gpus {
             self.free[gpu.0] = None;
@@ -685,8 +707,4 @@ fn limit_of(limits: &Limits, step: &Step, now: Time) -> Duration {
         Task::Measure if matches!(step, Step::After { .. } | Step::AfterHibernation { .. }) => limits.release,
         Task::Measure => limits.find_memory,
     }
-}
-
-fn misplaced(step: &Step, outcome: &TaskOutcome) -> String {
-    format!("{:?} was answered with {outcome:?}", step.task())
 }

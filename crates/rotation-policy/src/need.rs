@@ -10,17 +10,6 @@ use super::step::{Activation, Stage, Step};
 use super::time::Time;
 use super::{ModelState, Policy};
 
-/// What was seen of a model's need.
-#[derive(Debug, Default)]
-pub(super) struct Need {
-    /// The most on each of its GPUs, of all of its engines.
-    most: Option<Vec<u64>>,
-    /// Whether an engine failed with it. Until one comes up, only the operator's word counts.
-    pub(super) is_doubted: bool,
-    /// The known need at its last event.
-    reported: Option<Vec<u64>>,
-}
-
 /// A need that no free memory meets.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TooLarge {

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use poorwill_local::failure::{self, Failure};
 use poorwill_rotate::client::{Client, ClientError};
 
-use super::opening::{read, runtime};
+use super::opening::{read_control, runtime};
 
 /// Takes back a line on a terminal.
 const TAKE_BACK: &[u8] = b"\r\x1b[K";
@@ -41,10 +41,10 @@ fn follow_to(
     model: &str,
     lines: u16,
 ) -> Result<(), Failure> {
-    let config = read(path)?;
+    let control = read_control(path)?;
     let mut shown = Shown { is_terminal, open: Vec::new() };
     let mut broke = None;
-    runtime()?.block_on(Client::of(&config).log(model, lines.into(), true, |bytes| {
+    runtime()?.block_on(Client::of_control(&control).log(model, lines.into(), true, |bytes| {
         let written = out.write_all(&shown.of(bytes)).and_then(|()| out.flush());
         broke = written.err();
         broke.is_none()

@@ -16,6 +16,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, V
 use http_body_util::{BodyExt, Either, Empty, Limited};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::upgrade::OnUpgrade;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::account::{Account, End, Permit};
@@ -267,7 +268,7 @@ impl Proxy {
             None => Segments::edited(body, &name, &route)?,
         };
         // Asking twice for text does no harm, and is better than no answer. Of other paths that is not known here.
-        let is_repeatable = stored.is_none() && paths::is_usual(path.path());
+        let is_repeatable = stored.is_none() && paths::is_text(path.path());
         let has_events = is_stream && paths::streams_events(path.path());
         let is_old = parts.version < Version::HTTP_11;
         let dialect = Dialect::of(path.path());
@@ -529,17 +530,20 @@ impl Job {
     }
 
     /// Sends a request. If a kept connection breaks before the answer's head, the request is sent once more on a new
-    /// one, where no byte of it was sent, or where doing it twice does no harm: its engine had closed the connection.
+    /// one, where no byte of it was sent. One that was sent is repeated where doing it twice does no harm, and only if
+    /// the connection broke at once: its engine had closed it.
     async fn exchange(&self, upstream: Request<Segments>) -> Result<Response<EngineBody>, NoAnswer> {
         let (proxy, route) = (&self.proxy, &self.route);
         let link = proxy.engines.link(&route.url).await?;
         let spare = link.is_reused().then(|| copied(&upstream));
+        let begun = Instant::now();
         let failed = match proxy.engines.send(link, self.handed(upstream)).await {
             Ok(response) => return Ok(response),
             Err(failed) => failed,
         };
         let is_unsent = matches!(failed, Unanswered::Broken { is_unsent: true, .. });
-        let Some(spare) = spare.filter(|_| is_unsent || self.is_repeatable) else {
+        let was_closed = begun.elapsed() < proxy.timeouts.closed;
+        let Some(spare) = spare.filter(|_| is_unsent || self.is_repeatable && was_closed) else {
             return Err(failed.into());
         };
         // It was refused in the last moment, if it went out at all.

@@ -17,6 +17,9 @@ pub struct Timeouts {
     pub connect: Duration,
     /// How long idle connections to engines are kept. vLLM and SGLang close them after 5 seconds, so this is shorter.
     pub idle: Duration,
+    /// How long after a request was sent on a kept connection its break means that the engine had closed it. Then the
+    /// request may be sent once more. A later break is the end of what was computed.
+    pub closed: Duration,
     /// For a client to read the end of an answer that had to end.
     pub reader: Duration,
     /// For a client that reads nothing of a complete answer.
@@ -32,6 +35,7 @@ impl Default for Timeouts {
             body_slow: Duration::from_secs(1),
             connect: Duration::from_secs(10),
             idle: Duration::from_secs(3),
+            closed: Duration::from_secs(1),
             reader: Duration::from_secs(5),
             unread: Duration::from_secs(30),
         }

@@ -5,11 +5,11 @@
 //! - Only listed paths are reached: the usual ones, and those of the configuration.
 //! - Paths by which engines are administrated are never among them, however a list or a request writes them: an engine
 //!   that sleeps, or loads other weights, on a client's word would break the promises of rotation. A list of known ones
-//!   is enough, since each path that is opened is named by an operator, and a prefix opens none of these.
+//!   is enough: each path or prefix is opened by name, here or by an operator, and a prefix opens none of these.
 
-/// What clients of OpenAI, Anthropic, Cohere, Jina, llama.cpp, Ollama and Stable Diffusion call. Those that end in a
+/// What clients of OpenAI, Anthropic, Cohere, Jina, llama.cpp and Ollama call for text and vectors. Those that end in a
 /// slash are prefixes.
-const USUAL: &[&str] = &[
+const TEXT: &[&str] = &[
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
@@ -23,8 +23,6 @@ const USUAL: &[&str] = &[
     "/v1/classify",
     "/v1/pooling",
     "/v1/moderations",
-    "/v1/audio/",
-    "/v1/images/",
     // Cohere.
     "/v1/chat",
     "/v1/embed",
@@ -43,24 +41,45 @@ const USUAL: &[&str] = &[
     "/tokenize",
     "/detokenize",
     "/apply-template",
-    "/props",
     // Ollama.
     "/api/chat",
     "/api/generate",
     "/api/embed",
     "/api/embeddings",
     "/api/show",
+];
+
+/// What clients of OpenAI and Stable Diffusion call for images and audio. Engines may store what these make.
+const MEDIA: &[&str] = &[
+    "/v1/audio/",
+    "/v1/images/",
     // Stable Diffusion.
-    "/sdapi/v1/",
+    "/sdapi/v1/txt2img",
+    "/sdapi/v1/img2img",
+    "/sdapi/v1/extra-single-image",
+    "/sdapi/v1/extra-batch-images",
+    "/sdapi/v1/png-info",
 ];
 
 /// Those that are read, with `?model=NAME`.
-const READ: &[&str] = &["/props", "/v1/audio/", "/sdapi/v1/"];
+const READ: &[&str] = &[
+    "/props",
+    "/v1/audio/",
+    // Stable Diffusion.
+    "/sdapi/v1/sd-models",
+    "/sdapi/v1/sd-vae",
+    "/sdapi/v1/samplers",
+    "/sdapi/v1/schedulers",
+    "/sdapi/v1/upscalers",
+    "/sdapi/v1/loras",
+    "/sdapi/v1/embeddings",
+    "/sdapi/v1/progress",
+];
 
 /// Those that are only read. A `POST` changes an engine for all its clients.
 const ONLY_READ: &[&str] = &["/props", "/lora-adapters"];
 
-/// By which engines, and this service, are administrated. Those that end in a slash are prefixes.
+/// By which engines, and this service, are administrated. Those that end in a slash or a hyphen are prefixes.
 const ADMINISTRATION: &[&str] = &[
     "/rotate/",
     "/engines/",
@@ -86,6 +105,8 @@ const ADMINISTRATION: &[&str] = &[
     "/start_profile",
     "/stop_profile",
     "/server_info",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
     // SGLang.
     "/release_memory_occupation",
     "/resume_memory_occupation",
@@ -129,11 +150,18 @@ const ADMINISTRATION: &[&str] = &[
     "/api/blobs/",
     // Stable Diffusion.
     "/sdapi/v1/options",
-    "/sdapi/v1/unload-checkpoint",
-    "/sdapi/v1/reload-checkpoint",
-    "/sdapi/v1/server-kill",
-    "/sdapi/v1/server-restart",
-    "/sdapi/v1/server-stop",
+    "/sdapi/v1/checkpoint",
+    "/sdapi/v1/lock-checkpoint",
+    "/sdapi/v1/unload-",
+    "/sdapi/v1/reload-",
+    "/sdapi/v1/refresh-",
+    "/sdapi/v1/interrupt",
+    "/sdapi/v1/skip",
+    "/sdapi/v1/create/",
+    "/sdapi/v1/train/",
+    "/sdapi/v1/preprocess",
+    "/sdapi/v1/shutdown",
+    "/sdapi/v1/server-",
     // Triton.
     "/v2/repository/",
     "/v2/logging",
@@ -142,7 +170,9 @@ const ADMINISTRATION: &[&str] = &[
 
 /// Whether clients may send a `POST` there.
 pub(crate) fn is_open(path: &str, own: &[String]) -> bool {
-    (is_usual(path) || is_own(path, own)) && !is_administration(path) && !is_in(path, ONLY_READ)
+    (is_text(path) || is_in(path, MEDIA) || is_own(path, own))
+        && !is_administration(path)
+        && !is_in(path, ONLY_READ)
 }
 
 /// Whether clients may read there what no body asks for.
@@ -150,9 +180,9 @@ pub(crate) fn is_readable(path: &str, own: &[String]) -> bool {
     (is_in(path, READ) || is_own(path, own)) && !is_administration(path)
 }
 
-/// Whether it is one of those that every front opens. What they do may be done twice.
-pub(crate) fn is_usual(path: &str) -> bool {
-    is_in(path, USUAL)
+/// Whether every front opens it, for text or vectors. What it does may be done twice.
+pub(crate) fn is_text(path: &str) -> bool {
+    is_in(path, TEXT)
 }
 
 /// Whether the configuration opens it.
@@ -173,7 +203,7 @@ pub(crate) fn is_administration(path: &str) -> bool {
     let path = path.trim_end_matches('/');
     let is_it = |one: &str| match one.strip_suffix('/') {
         Some(folder) => path == folder || path.starts_with(one),
-        None => path == one,
+        None => path == one || one.ends_with('-') && path.starts_with(one),
     };
     ADMINISTRATION.iter().copied().any(is_it)
 }
@@ -229,7 +259,7 @@ mod tests {
             let letter = path.as_bytes()[first];
             let encoded = format!("{}%{letter:02x}{}", &path[..first], &path[first + 1..]);
             let mut ways = vec![path.to_owned(), path.to_ascii_uppercase(), encoded];
-            ways.extend(path.ends_with('/').then_some(below));
+            ways.extend(path.ends_with(['/', '-']).then_some(below));
             for way in ways {
                 assert!(!is_open(&way, &own) && !is_readable(&way, &own) && !is_own(&way, &own), "{way}");
             }
@@ -248,15 +278,16 @@ mod tests {
 
     #[test]
     fn what_clients_call_is_open() {
-        for path in USUAL.iter().copied() {
-            assert!(!is_administration(path), "{path}");
-            assert_eq!(is_open(path, &[]), !ONLY_READ.contains(&path), "{path}");
+        for path in TEXT.iter().chain(MEDIA).copied() {
+            assert!(is_open(path, &[]) && !is_administration(path), "{path}");
+            assert_ne!(is_text(path), MEDIA.contains(&path), "{path}");
         }
         for path in READ.iter().copied() {
-            assert!(is_readable(path, &[]) && is_usual(path), "{path}");
+            assert!(is_readable(path, &[]), "{path}");
+            assert_eq!(is_open(path, &[]), MEDIA.contains(&path), "{path}");
         }
         assert!(!is_readable("/v1/chat/completions", &[]));
-        for closed in ["/", "/metrics", "/v1/models", "/v1", "/generate", "/sdapi/v2/x", "/infill/x"] {
+        for closed in ["/", "/metrics", "/v1/models", "/v1", "/generate", "/sdapi/v1/x", "/infill/x"] {
             assert!(!is_open(closed, &[]) && !is_readable(closed, &[]), "{closed}");
         }
         let own = ["/generate".to_owned(), "/ner/".to_owned()];

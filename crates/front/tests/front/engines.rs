@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use poorwill_front::proxy::Timeouts;
 use poorwill_testkit::effort::Effort;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
@@ -181,9 +182,11 @@ fn a_connection_whose_request_was_not_sent_whole_is_not_kept() {
     });
 }
 
-/// A front with one connection to its engine, which is kept.
-async fn with_kept(lines: &str) -> (Setup, Wire, Wire) {
-    let setup = Setup::new(lines).await;
+/// A front with one connection to its engine, which is kept. Within `closed`, its break is that of an idle one.
+async fn with_kept(lines: &str, closed: Duration) -> (Setup, Wire, Wire) {
+    // The connection is still kept on a slow machine.
+    let idle = Duration::from_secs(600);
+    let setup = Setup::with_timeouts(lines, Timeouts { idle, closed, ..Timeouts::default() }).await;
     let mut client = setup.asking(ASK).await;
     let mut engine = setup.engine().await;
     engine.message().await;
@@ -192,7 +195,7 @@ async fn with_kept(lines: &str) -> (Setup, Wire, Wire) {
     (setup, client, engine)
 }
 
-/// It has read the request, or not: the front cannot know.
+/// It has read the request, or not: the front cannot know. Behind a long time it has.
 #[test]
 fn what_breaks_a_kept_connection_is_sent_once_more_if_that_is_safe() {
     run(async {
@@ -204,24 +207,36 @@ fn what_breaks_a_kept_connection_is_sent_once_more_if_that_is_safe() {
             ("DELETE /engines/org/one/x HTTP/1.1\r\nHost: a\r\n\r\n".to_owned(), true),
             // It may be stored, or do anything.
             (of("/v1/responses"), false),
+            (of("/v1/images/generations"), false),
+            (of("/v1/audio/speech"), false),
+            (of("/sdapi/v1/txt2img"), false),
             (of("/jobs"), false),
             (of("/engines/org/one/jobs"), false),
         ] {
-            let (setup, mut client, mut kept) = with_kept("paths = [\"/jobs\"]\npassthrough = true").await;
-            client.send(&ask).await;
-            let first = kept.message().await;
-            drop(kept);
-            if is_safe {
-                let mut engine = setup.engine().await;
-                let again = engine.message().await;
-                assert_eq!((first.0.first, first.1), (again.0.first, again.1));
-                // Once: the second connection is new.
-                drop(engine);
+            for (closed, is_early) in [(Duration::from_secs(600), true), (Duration::ZERO, false)] {
+                let lines = "paths = [\"/jobs\"]\npassthrough = true";
+                let (setup, mut client, mut kept) = with_kept(lines, closed).await;
+                client.send(&ask).await;
+                let first = kept.message().await;
+                drop(kept);
+                let is_repeated = is_safe && is_early;
+                if is_repeated {
+                    let mut engine = setup.engine().await;
+                    let again = engine.message().await;
+                    assert_eq!((first.0.first, first.1), (again.0.first, again.1));
+                    // Once: the second connection is new.
+                    drop(engine);
+                }
+                let (head, said) = client.json().await;
+                assert_eq!(
+                    (head.status(), &said["error"]["code"]),
+                    (502, &"engine_broke_off".into()),
+                    "{ask}"
+                );
+                assert_eq!(head.field("retry-after"), Some("1"));
+                let seen = (repeats(&setup), setup.backend.seen.borrow().suspects);
+                assert_eq!(seen, (usize::from(is_repeated), 1), "{ask}");
             }
-            let (head, said) = client.json().await;
-            assert_eq!((head.status(), &said["error"]["code"]), (502, &"engine_broke_off".into()), "{ask}");
-            assert_eq!(head.field("retry-after"), Some("1"));
-            assert_eq!((repeats(&setup), setup.backend.seen.borrow().suspects), (usize::from(is_safe), 1));
         }
     });
 }
@@ -230,7 +245,7 @@ fn what_breaks_a_kept_connection_is_sent_once_more_if_that_is_safe() {
 #[test]
 fn a_connection_that_has_been_closed_meanwhile_is_not_used() {
     run(async {
-        let (setup, mut client, kept) = with_kept("paths = [\"/jobs\"]").await;
+        let (setup, mut client, kept) = with_kept("paths = [\"/jobs\"]", Duration::ZERO).await;
         drop(kept);
         setup.rounds().await;
         client.send(post_with("/jobs", "", ASK)).await;
@@ -305,11 +320,9 @@ fn an_answer_in_time_passes_whole() {
 #[test]
 fn idle_connections_are_closed() {
     run(async {
-        let setup = Setup::with_timeouts(
-            "",
-            poorwill_front::proxy::Timeouts { idle: Duration::from_millis(20), ..Default::default() },
-        )
-        .await;
+        let setup =
+            Setup::with_timeouts("", Timeouts { idle: Duration::from_millis(20), ..Timeouts::default() })
+                .await;
         let mut client = setup.asking(ASK).await;
         let mut engine = setup.engine().await;
         engine.message().await;

@@ -33,6 +33,7 @@ fn what_clients_of_other_servers_call_reaches_the_engine() {
             "/api/chat",
             "/api/embed",
             "/sdapi/v1/txt2img",
+            "/sdapi/v1/extra-single-image",
         ] {
             let (line, sent) = forwarded(&setup, &mut client, &post_with(path, "", body)).await;
             assert_eq!(line, format!("POST {path} HTTP/1.1"));
@@ -99,6 +100,13 @@ fn administration_is_not_reached() {
             "/API/PULL",
             "/api/delete",
             "/sdapi/v1/options",
+            "/sdapi/v1/interrupt",
+            "/sdapi/v1/refresh-loras",
+            "/sdapi/v1/unload-checkpoint",
+            "/sdapi/v1/train/embedding",
+            "/sdapi/v1/%73erver-stop",
+            "/v1/load_lora_adapter",
+            "/v1/unload_lora_adapter",
             "/models/unload",
             "/rotate/reload",
             "/metrics",
@@ -117,6 +125,30 @@ fn administration_is_not_reached() {
         for path in ["/sdapi/v1/../v1/options", "/sdapi/%2e%2e/sleep", "/models//unload", "/api/./pull"] {
             client.send(post_with(path, "", r#"{"model":"two"}"#)).await;
             assert_eq!(client.json().await.0.status(), 400, "{path}");
+        }
+        assert_eq!(setup.until(|_| true).await.admitted, 0);
+    });
+}
+
+/// Its clients make images and read lists. Other paths need an operator's word.
+#[test]
+fn little_of_stable_diffusion_is_open() {
+    run(async {
+        let setup = Setup::new("").await;
+        let mut client = setup.client().await;
+        for (method, path, status) in [
+            ("POST", "/sdapi/v1/samplers", 405),
+            ("POST", "/sdapi/v1/progress", 405),
+            ("GET", "/sdapi/v1/txt2img", 405),
+            ("POST", "/sdapi/v1/skip", 404),
+            ("POST", "/sdapi/v1/options", 404),
+            ("GET", "/sdapi/v1/options", 404),
+            ("POST", "/sdapi/v1/scripts", 404),
+            ("GET", "/sdapi/v1/scripts", 404),
+        ] {
+            let ask = post_with(&format!("{path}?model=two"), "", r#"{"model":"two"}"#);
+            client.send(ask.replacen("POST", method, 1)).await;
+            assert_eq!(client.json().await.0.status(), status, "{method} {path}");
         }
         assert_eq!(setup.until(|_| true).await.admitted, 0);
     });

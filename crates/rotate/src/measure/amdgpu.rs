@@ -5,7 +5,7 @@
 //! reserve of [unified memory](super::unified).
 
 use std::fs::File;
-use std::io::{ErrorKind, Read as _};
+use std::io::Read as _;
 use std::path::Path;
 
 use poorwill::ByteSize;
@@ -22,9 +22,6 @@ const HELP: &str = "update the kernel, or declare its memory: [memory] measure =
 
 /// The format of `gpu_metrics`, in the third byte of its header: 1 is of cards, and these are of APUs.
 const APU_FORMATS: [u8; 2] = [2, 3];
-
-/// `EOPNOTSUPP`: virtual functions keep no metrics.
-const UNSUPPORTED: i32 = 95;
 
 #[derive(Debug)]
 pub(super) struct Amdgpu(pub(super) Files);
@@ -47,7 +44,7 @@ impl Amdgpu {
     fn memory_of(&self, card: &DrmCard) -> Result<GpuMemory, String> {
         let device = card.folder.join("device");
         let vram = part(&device, "vram")?;
-        if !is_apu(&device.join("gpu_metrics"))? {
+        if !is_apu(&device.join("gpu_metrics")) {
             return Ok(vram);
         }
         let gtt = part(&device, "gtt")?;
@@ -69,12 +66,38 @@ fn part(device: &Path, name: &str) -> Result<GpuMemory, String> {
     Ok(GpuMemory { free_bytes, total_bytes })
 }
 
-fn is_apu(metrics: &Path) -> Result<bool, String> {
+/// An APU has metrics. A card may have none, or refuse them: as a virtual function, or while it is suspended.
+fn is_apu(metrics: &Path) -> bool {
     let mut header = [0; 3];
-    match File::open(metrics).and_then(|mut file| file.read_exact(&mut header)) {
-        Ok(()) => Ok(APU_FORMATS.contains(&header[2])),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-        Err(error) if error.raw_os_error() == Some(UNSUPPORTED) => Ok(false),
-        Err(error) => Err(format!("cannot read {}: {error}", metrics.display())),
+    let read = File::open(metrics).and_then(|mut file| file.read_exact(&mut header));
+    read.is_ok() && APU_FORMATS.contains(&header[2])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn only_readable_metrics_make_an_apu() {
+        let folder = tempfile::tempdir().unwrap();
+        let metrics = folder.path().join("gpu_metrics");
+        assert!(!is_apu(&metrics), "without the file");
+        let headers: [(&[u8], bool); 5] = [
+            (&[], false),
+            (&[128, 0], false),
+            (&[120, 0, 1, 3], false),
+            (&[128, 0, 2, 4], true),
+            (&[128, 0, 3], true),
+        ];
+        for (header, expected) in headers {
+            fs::write(&metrics, header).unwrap();
+            assert_eq!(is_apu(&metrics), expected, "{header:?}");
+        }
+        // A folder opens, and its read fails.
+        fs::remove_file(&metrics).unwrap();
+        fs::create_dir(&metrics).unwrap();
+        assert!(!is_apu(&metrics), "it cannot be read");
     }
 }

@@ -1,13 +1,17 @@
 //! The memory of real GPUs, by the interface of their driver: one module for each.
 
 #[cfg(target_os = "linux")]
+use std::cell::RefCell;
+#[cfg(target_os = "linux")]
 use std::collections::BTreeSet;
 use std::path::Path;
 #[cfg(target_os = "linux")]
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 #[cfg(target_os = "linux")]
 use poorwill::gpus::Gpus;
+#[cfg(target_os = "linux")]
+use tokio::sync::Mutex;
 
 #[cfg(target_os = "linux")]
 use super::amdgpu::{self, Amdgpu};
@@ -60,18 +64,39 @@ pub(super) trait DeviceMemory: std::fmt::Debug + Send {
     }
 }
 
-/// Measures by a driver, which is looked for at the first measurement, and again after each failure to find it.
+/// What is known of a driver.
+#[cfg(target_os = "linux")]
+#[derive(Debug, Default)]
+struct Found {
+    device: Option<Box<dyn DeviceMemory>>,
+    was_sought: bool,
+}
+
+/// Measures by a driver, which is looked for at the first use, and by each measurement after a failure to find it.
+///
+/// A driver has one call at a time: one that hangs keeps one thread, and no more.
 #[derive(Debug, Clone, Default)]
 pub struct Devices {
     driver: DeviceDriver,
     #[cfg(target_os = "linux")]
     files: Files,
-    /// `None` until it is found.
+    /// The thread that calls the driver has it.
     #[cfg(target_os = "linux")]
-    found: Arc<Mutex<Option<Box<dyn DeviceMemory>>>>,
+    found: Arc<Mutex<Found>>,
 }
 
 impl Meter for Devices {
+    #[cfg(target_os = "linux")]
+    fn measure<'a>(&'a self, gpus: &'a [Gpu]) -> Measured<'a> {
+        let devices = self.clone();
+        Box::pin(async move {
+            let found = RefCell::new(Arc::clone(&devices.found).lock_owned().await);
+            let memory = move |gpu| devices.ask(&mut found.borrow_mut(), |device| device.memory(gpu));
+            on_a_thread(gpus, memory).await
+        })
+    }
+
+    #[cfg(not(target_os = "linux"))]
     fn measure<'a>(&'a self, gpus: &'a [Gpu]) -> Measured<'a> {
         let devices = self.clone();
         Box::pin(on_a_thread(gpus, move |gpu| devices.memory(gpu)))
@@ -80,9 +105,10 @@ impl Meter for Devices {
     #[cfg(target_os = "linux")]
     fn held<'a>(&'a self, gpus: &'a [Gpu], pids: Vec<u32>) -> Held<'a> {
         let (devices, gpus, pids) = (self.clone(), gpus.to_vec(), BTreeSet::from_iter(pids));
-        by_process::off_the_runtime(move || {
-            let held = |gpu: &Gpu| devices.ask(|device| Ok(device.held(*gpu, &pids))).ok().flatten();
-            gpus.iter().map(held).collect()
+        Box::pin(async move {
+            // It does not wait for a driver that may hang.
+            let Ok(mut found) = Arc::clone(&devices.found).try_lock_owned() else { return None };
+            by_process::off_the_runtime(move || devices.held_by(&mut found, &gpus, &pids)).await
         })
     }
 }
@@ -104,18 +130,29 @@ impl Devices {
     }
 
     #[cfg(target_os = "linux")]
-    fn memory(&self, gpu: Gpu) -> Result<GpuMemory, String> {
-        self.ask(|device| device.memory(gpu))
-    }
-
-    #[cfg(target_os = "linux")]
-    fn ask<T>(&self, one: impl FnOnce(&mut dyn DeviceMemory) -> Result<T, String>) -> Result<T, String> {
-        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        let device = match &mut *found {
+    fn ask<T>(
+        &self,
+        found: &mut Found,
+        one: impl FnOnce(&mut dyn DeviceMemory) -> Result<T, String>,
+    ) -> Result<T, String> {
+        found.was_sought = true;
+        let device = match &mut found.device {
             Some(device) => device,
             none => none.insert(self.find()?),
         };
         one(&mut **device)
+    }
+
+    /// A driver that was not found is looked for by measurements only.
+    #[cfg(target_os = "linux")]
+    fn held_by(&self, found: &mut Found, gpus: &[Gpu], pids: &BTreeSet<u32>) -> Option<Vec<u64>> {
+        if found.was_sought && found.device.is_none() {
+            return None;
+        }
+        let held = |device: &mut dyn DeviceMemory| {
+            Ok(gpus.iter().map(|gpu| device.held(*gpu, pids)).collect::<Option<Vec<u64>>>())
+        };
+        self.ask(found, held).ok().flatten()
     }
 
     #[cfg(target_os = "linux")]

@@ -67,6 +67,9 @@ const MATTERS: [StageName; 6] = [
     StageName::MeasuringBeforeSleep,
 ];
 
+/// Stages in which an engine should answer looks.
+const WATCHED: [StageName; 2] = [StageName::Ready, StageName::Draining];
+
 type AdmitReply = oneshot::Sender<Result<CancellationToken, Refused>>;
 
 #[derive(Debug)]
@@ -85,6 +88,8 @@ pub(super) struct Actor {
     tasks: HashMap<OpId, (AbortHandle, Task)>,
     /// Engines under a probe by [`Actor::suspect`].
     suspected: HashSet<ModelId>,
+    /// Ready or draining models whose last look failed.
+    unwell: HashSet<ModelId>,
     /// Health checks of ready models.
     watches: HashMap<ModelId, AbortHandle>,
     is_ending: bool,
@@ -110,6 +115,7 @@ impl Actor {
             aborts: (0..models).map(|_| CancellationToken::new()).collect(),
             tasks: HashMap::new(),
             suspected: HashSet::new(),
+            unwell: HashSet::new(),
             watches: HashMap::new(),
             is_ending: false,
         }
@@ -174,6 +180,12 @@ impl Actor {
                 let Some(history) = self.histories.get(model.0) else { return };
                 if history.starts != starts {
                     return;
+                }
+                // A change of its stage begins another watch.
+                if is_well(&found) {
+                    self.unwell.remove(&model);
+                } else if WATCHED.contains(&history.stage) {
+                    self.unwell.insert(model);
                 }
                 match found {
                     Ok(EngineState::Gone) if MATTERS.contains(&history.stage) => {
@@ -298,18 +310,21 @@ impl Actor {
             before.abort();
         }
         let history = &self.histories[model.0];
-        if ![StageName::Ready, StageName::Draining].contains(&history.stage) {
+        if !WATCHED.contains(&history.stage) {
+            self.unwell.remove(&model);
             return;
         }
         let (starts, since) = (history.starts, history.since);
         let (every, again) = (entry.model.rules.look_every, entry.model.rules.look_again());
+        // A new watch goes on with the rhythm of the one before.
+        let first = if self.unwell.contains(&model) { again } else { every };
         let messages = self.messages.clone();
         let watching = tokio::spawn(async move {
-            let (mut pause, mut seen) = (every, answered(&entry));
+            let (mut pause, mut seen) = (first, answered(&entry));
             loop {
                 tokio::time::sleep(pause).await;
                 let found = look(&entry, seen).await;
-                let is_well = found.is_ok();
+                let is_well = is_well(&found);
                 (pause, seen) = (if is_well { every } else { again }, answered(&entry));
                 if messages.send(Message::Looked { model, starts, since, found, is_suspect: false }).is_err()
                 {
@@ -373,6 +388,12 @@ impl Actor {
             let profile = directory.profile.take();
             *directory = Directory::new(config, entries, profile);
         }
+        // A new pause and a new health path count at once.
+        for id in (0..self.histories.len()).map(ModelId) {
+            if let Some(entry) = self.entry(id) {
+                self.watch(id, entry);
+            }
+        }
         self.step(Input::Tick);
         for id in gone {
             self.step(Input::Pin(ModelId(id), false));
@@ -426,6 +447,11 @@ impl Actor {
             swaps: self.history.swaps(),
         }
     }
+}
+
+/// One that moves, or that is not there, is looked at again soon.
+fn is_well(found: &Result<EngineState, Look>) -> bool {
+    !matches!(found, Ok(EngineState::Moving | EngineState::Gone) | Err(_))
 }
 
 fn now(entry: &Entry, status: &Status, history: &ModelHistory) -> ModelNow {

@@ -22,7 +22,7 @@ const PROBE_EVERY: Duration = Duration::from_millis(50);
 /// By how much a start ends before its timeout, to say why.
 const READY_MARGIN: Duration = Duration::from_millis(100);
 
-/// For the answer of an engine before its end.
+/// For the answer of an engine before its end, and of what is at its address.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 /// For SIGTERM, where an engine answers nothing any more.
@@ -39,6 +39,8 @@ pub(super) struct EngineHandle {
     supervisor: Option<Arc<Supervisor>>,
     meter: Arc<dyn Meter>,
     hibernator: Arc<dyn Hibernator>,
+    /// Such a command has its own limit, also for an engine that answers nothing.
+    has_stop_command: bool,
     gpus: Vec<Gpu>,
     canary: Mutex<FirstAnswer>,
     /// Whether its last start failed before there was an engine.
@@ -56,9 +58,18 @@ impl EngineHandle {
         kept_at: Option<PathBuf>,
     ) -> Self {
         let canary = Mutex::new(FirstAnswer::of(model, kept_at));
-        let (model, gpus) = (model.name.clone(), model.rules.gpus.clone());
-        let (not_started, unwritten) = (AtomicBool::new(false), AtomicU64::new(0));
-        Self { model, engine, supervisor, meter, hibernator, gpus, canary, not_started, unwritten }
+        Self {
+            model: model.name.clone(),
+            engine,
+            supervisor,
+            meter,
+            hibernator,
+            has_stop_command: model.start.as_ref().is_some_and(|start| !start.stop_command.is_empty()),
+            gpus: model.rules.gpus.clone(),
+            canary,
+            not_started: AtomicBool::new(false),
+            unwritten: AtomicU64::new(0),
+        }
     }
 
     pub(super) fn engine(&self) -> &dyn Engine {
@@ -201,15 +212,22 @@ impl EngineHandle {
         Ok(found)
     }
 
-    /// Refuses a foreign engine at this address, which would be taken for this one.
+    /// Refuses a foreign engine at this address, which would be taken for this one. A hung one is there as well.
     async fn check_address(&self) -> Result<(), String> {
-        match self.engine.probe().await {
-            Ok(EngineState::Awake | EngineState::Asleep | EngineState::Hibernating | EngineState::Moving)
-            | Err(EngineError::Unsupported { .. }) => Err(
+        match timeout(ANSWER_MAX, self.engine.probe()).await {
+            Ok(
+                Ok(EngineState::Awake | EngineState::Asleep | EngineState::Hibernating | EngineState::Moving)
+                | Err(EngineError::Unsupported { .. }),
+            ) => Err(
                 "an engine that was not started here answers at its address; end it, or give it another address"
                     .to_owned(),
             ),
-            _ => Ok(()),
+            Ok(_) => Ok(()),
+            Err(_) => Err(format!(
+                "what was not started here is at its address, and gave no answer within {:.1} s; end it, or give the \
+                 engine another address",
+                ANSWER_MAX.as_secs_f64()
+            )),
         }
     }
 
@@ -287,7 +305,7 @@ impl EngineHandle {
             }
         }
         // A stopped process, or one that waits for a lock, does not heed SIGTERM.
-        let may_be_silent = grace > SILENT_GRACE && supervisor.is_running();
+        let may_be_silent = !self.has_stop_command && grace > SILENT_GRACE && supervisor.is_running();
         if may_be_silent && timeout(ANSWER_MAX, self.engine.probe()).await.is_err() {
             grace = SILENT_GRACE;
         }
@@ -724,34 +742,61 @@ mod tests {
         }
     }
 
+    /// It answers nothing.
+    #[derive(Debug)]
+    struct Silent;
+
+    impl Engine for Silent {
+        fn probe(&self) -> EngineFuture<'_, EngineState> {
+            Box::pin(std::future::pending())
+        }
+
+        fn sleep(&self) -> EngineFuture<'_, ()> {
+            unreachable!()
+        }
+
+        fn wake(&self) -> EngineFuture<'_, ()> {
+            unreachable!()
+        }
+
+        fn is_awake(&self) -> EngineFuture<'_, bool> {
+            unreachable!()
+        }
+
+        fn generate(&self, _: Option<CanaryKind>) -> EngineFuture<'_, Answer> {
+            unreachable!()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_silent_engine_leaves_its_stop_command_all_of_its_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let mark = folder.path().join("stopped");
+        let steps = format!("sleep 3; touch '{}'; kill -s KILL ${{PID}}", mark.display());
+        let model =
+            model(&format!("command = [\"sleep\", \"600\"]\nstop_command = [\"sh\", \"-c\", {steps:?}]"));
+        let supervisor = Arc::new(Supervisor::new("one", model.start.clone().unwrap(), None).unwrap());
+        let tools = (Arc::new(NoMeter) as _, Arc::new(NoHibernator) as _);
+        let handle = EngineHandle::new(&model, Arc::new(Silent), Some(Arc::clone(&supervisor)), tools, None);
+        supervisor.start().await.unwrap();
+        assert_eq!(handle.end(&supervisor, Duration::from_secs(3600)).await, Ok(()));
+        assert!(mark.exists(), "longer than a silent engine has for SIGTERM");
+        assert!(!supervisor.is_running());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_accepts_and_never_answers_is_at_the_address() {
+        let tools = (Arc::new(NoMeter) as _, Arc::new(NoHibernator) as _);
+        let handle = EngineHandle::new(&model(""), Arc::new(Silent), None, tools, None);
+        let found = handle.check_address().await.unwrap_err();
+        assert!(found.contains("no answer within 2.0 s"), "{found}");
+    }
+
     /// It answers nothing, and heeds no SIGTERM.
     #[tokio::test]
     async fn a_stopped_process_ends_long_before_the_limit_of_its_stop() {
         let model = model("command = [\"sleep\", \"600\"]");
         let supervisor = Arc::new(Supervisor::new("one", model.start.clone().unwrap(), None).unwrap());
-        #[derive(Debug)]
-        struct Silent;
-        impl Engine for Silent {
-            fn probe(&self) -> EngineFuture<'_, EngineState> {
-                Box::pin(std::future::pending())
-            }
-
-            fn sleep(&self) -> EngineFuture<'_, ()> {
-                unreachable!()
-            }
-
-            fn wake(&self) -> EngineFuture<'_, ()> {
-                unreachable!()
-            }
-
-            fn is_awake(&self) -> EngineFuture<'_, bool> {
-                unreachable!()
-            }
-
-            fn generate(&self, _: Option<CanaryKind>) -> EngineFuture<'_, Answer> {
-                unreachable!()
-            }
-        }
         let tools = (Arc::new(NoMeter) as _, Arc::new(NoHibernator) as _);
         let handle = EngineHandle::new(&model, Arc::new(Silent), Some(Arc::clone(&supervisor)), tools, None);
         supervisor.start().await.unwrap();

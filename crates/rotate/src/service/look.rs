@@ -4,13 +4,16 @@
 
 use std::time::Duration;
 
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::directory::Entry;
 use poorwill_rotation_policy::{EngineState, Look};
 
 /// Three looks that are late, the pauses between them and one before them take 13 s with usual rules.
 pub(super) const LOOK_MAX: Duration = Duration::from_secs(2);
+
+/// For reading what an engine has used of the cores, at the end of a look.
+const CPU_TIME_MAX: Duration = Duration::from_millis(250);
 
 /// An engine computes that uses this part of a core.
 const CORE_PART: u32 = 10;
@@ -27,21 +30,36 @@ pub(super) async fn look(entry: &Entry, answered_before: u64) -> Result<EngineSt
     let found = match timeout(half, asked.as_mut()).await {
         Ok(found) => found,
         Err(_) => {
-            let used = entry.handle.cpu_time().await;
-            match timeout(half, asked).await {
+            let mut is_computing = false;
+            let watching = async {
+                is_computing = computes(entry, half.saturating_sub(CPU_TIME_MAX)).await;
+                std::future::pending().await
+            };
+            let answer = async {
+                tokio::select! {
+                    found = asked => found,
+                    never = watching => never,
+                }
+            };
+            let answered_late = timeout(half, answer).await;
+            match answered_late {
                 Ok(found) => found,
                 Err(_) if answered(entry) != answered_before => return Err(Look::Flowing),
-                Err(_) => {
-                    let is_computing = match (used, entry.handle.cpu_time().await) {
-                        (Some(used), Some(now)) => now.saturating_sub(used) >= half / CORE_PART,
-                        _ => false,
-                    };
-                    return Err(if is_computing { Look::Computing } else { Look::Late });
-                }
+                Err(_) => return Err(if is_computing { Look::Computing } else { Look::Late }),
             }
         }
     };
     found.map_err(|error| Look::Unwell(error.to_string()))
+}
+
+/// Whether its processes use the cores in this time. Reading that may hang as well.
+async fn computes(entry: &Entry, time: Duration) -> bool {
+    let before = entry.handle.cpu_time().await;
+    sleep(time).await;
+    match (before, entry.handle.cpu_time().await) {
+        (Some(before), Some(now)) => now.saturating_sub(before) >= time / CORE_PART,
+        _ => false,
+    }
 }
 
 #[cfg(test)]

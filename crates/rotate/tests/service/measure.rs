@@ -178,7 +178,7 @@ fn nvml_counts_what_each_process_holds() {
             format!("{}:total=80GiB:process=4711/3GiB:process=4712/1GiB:process=1/9GiB", uuid(1)),
             format!("{}:total=24GiB:process=4711/2GiB", uuid(2)),
         ];
-        return played("nvml_counts_what_each_process_holds", Some(&devices.join(",")));
+        return played("measure::nvml_counts_what_each_process_holds", Some(&devices.join(",")));
     }
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let meter = Devices::default();

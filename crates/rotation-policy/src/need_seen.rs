@@ -1,0 +1,11 @@
+//! What was seen of a model's need.
+
+#[derive(Debug, Default)]
+pub(super) struct Need {
+    /// The most on each of its GPUs, of all of its engines.
+    pub(super) most: Option<Vec<u64>>,
+    /// Whether an engine failed with it. Until one comes up it is known only where the operator says it.
+    pub(super) is_doubted: bool,
+    /// The known need at its last event.
+    pub(super) reported: Option<Vec<u64>>,
+}
