@@ -109,7 +109,7 @@ pub async fn validate(config: &Config, trial: Trial, on_step: OnStep<'_>) -> Res
     for model in &config.models {
         let mut walk = Walk { client: &client, model, trial, on_step, result: ModelResult::of(model) };
         if let Err(error) = walk.steps().await {
-            walk.result.fail(error.to_string());
+            walk.fail(error.to_string());
         }
         let result = walk.result;
         on_step(&result.model, result.verdict.as_str());
@@ -143,10 +143,6 @@ impl ModelResult {
             cycles: Vec::new(),
         }
     }
-
-    fn fail(&mut self, reason: String) {
-        (self.verdict, self.because) = (Verdict::Fail, Some(reason));
-    }
 }
 
 /// One model on its way through the cycles.
@@ -159,6 +155,10 @@ struct Walk<'a, 's> {
 }
 
 impl Walk<'_, '_> {
+    fn fail(&mut self, reason: String) {
+        (self.result.verdict, self.result.because) = (Verdict::Fail, Some(reason));
+    }
+
     async fn steps(&mut self) -> Result<(), ClientError> {
         let up_max = self.up_max();
         self.say("waking");
@@ -188,7 +188,7 @@ impl Walk<'_, '_> {
             }
         }
         if let Some(leak) = leak(&self.result.cycles, self.model.rules.slack_bytes) {
-            self.result.fail(leak);
+            self.fail(leak);
         }
         Ok(())
     }
@@ -206,7 +206,7 @@ impl Walk<'_, '_> {
         if self.model.rules.can_sleep && woken.now["starts"] != *starts {
             let reason = slept.failure.or(woken.failure);
             let reason = reason.unwrap_or_else(|| "the service's log says why".to_owned());
-            self.result.fail(format!("its engine was started again instead of waking: {reason}"));
+            self.fail(format!("its engine was started again instead of waking: {reason}"));
         }
         Ok(())
     }

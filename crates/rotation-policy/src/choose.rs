@@ -353,8 +353,8 @@ impl Policy {
         Some(settled.max(if model.is_idle() { idled_out.min(turn_over) } else { turn_over }))
     }
 
-    /// Where several models queue for a swap, how long an idle one stays for its next requests: as long as each of them
-    /// can still come within a turn by swaps of what they cost, one after the other.
+    /// Where several models queue for a swap, how long an idle one stays for its next requests. Each of them can still come
+    /// within a turn then, by swaps of what they cost, one after the other.
     fn batched_until(&self, id: usize) -> Option<Time> {
         let model = &self.models[id];
         let turn = model.turn_min(self.now);

@@ -50,7 +50,7 @@ macro_rules! policy {
 /// Of a node.
 pub const NODE: Page = Page {
     html: html!("Poorwill rotation", "page/node.html", "page/node.js"),
-    policy: policy!("+lUUzwj9qHUzEA5PIBlUJtkEn1rqaSGz0qeYzKh38SA="),
+    policy: policy!("i+Gn9HSmcglnLPHWjIj6vN1JihFR08JkDsUIHC1kabs="),
 };
 
 /// Of a router.

@@ -24,7 +24,7 @@ use hyper::upgrade::{OnUpgrade, Upgraded};
 use poorwill_net::tls::{ClientTls, Connector};
 use tokio::time::Instant;
 
-use super::forward::Segments;
+use super::segments::Segments;
 
 /// Idle connections to each engine. More would take descriptors that clients and control need.
 const IDLE_MAX: usize = 64;
@@ -40,13 +40,13 @@ pub(super) struct Engines {
 
 /// Connections without a request.
 struct Kept {
-    idle: Mutex<Idle>,
+    idle: Mutex<KeptLinks>,
     idle_max: Duration,
     are_fronts: bool,
 }
 
 #[derive(Default)]
-struct Idle {
+struct KeptLinks {
     /// By the engine's URL. The newest is last.
     links: HashMap<Arc<str>, Vec<(Instant, Link)>>,
     /// Whether a task closes those that are idle for too long.
@@ -151,7 +151,7 @@ impl Engines {
 }
 
 impl Kept {
-    fn idle(&self) -> MutexGuard<'_, Idle> {
+    fn idle(&self) -> MutexGuard<'_, KeptLinks> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -226,13 +226,13 @@ pub(super) struct EngineBody {
     link: Option<Link>,
     /// Where the connection goes behind a clean end. `None` if it is not kept.
     kept: Option<Arc<Kept>>,
-    /// What [`begun`](Self::begun) has read.
+    /// What [`begin`](Self::begin) has read.
     first: Option<Frame<Bytes>>,
 }
 
 impl EngineBody {
     /// Waits for the first frame, or the end.
-    pub(super) async fn begun(&mut self) -> Result<(), hyper::Error> {
+    pub(super) async fn begin(&mut self) -> Result<(), hyper::Error> {
         if self.is_end_stream() {
             return Ok(());
         }
@@ -242,7 +242,7 @@ impl EngineBody {
     }
 
     /// The other end of a WebSocket, which an answer of 101 begins.
-    pub(super) async fn upgraded(mut self, upgrade: OnUpgrade) -> Result<Upgraded, hyper::Error> {
+    pub(super) async fn upgrade(mut self, upgrade: OnUpgrade) -> Result<Upgraded, hyper::Error> {
         let mut upgrade = pin!(upgrade);
         poll_fn(|cx| {
             self.link.iter_mut().for_each(|link| link.drive(cx));

@@ -6,7 +6,6 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, PoisonError};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,7 +13,7 @@ use http::request::Parts;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header};
 use http_body_util::{BodyExt, Either, Empty, Limited};
-use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::body::{Body, Incoming};
 use hyper::upgrade::OnUpgrade;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -25,7 +24,6 @@ use super::api_error::{self, ApiError, Dialect};
 use super::body::{Bodies, BodyReader};
 use super::connection::Connection;
 use super::direct::{self, Direct, Directed, EngineTarget};
-use super::edit;
 use super::engines::{EngineBody, Engines, Unanswered};
 use super::json::{self, RequestFields};
 use super::limits::{Backoff, KeyRequests};
@@ -33,6 +31,7 @@ use super::local::Catalogue;
 use super::multipart;
 use super::origin::{self, Cors};
 use super::request::{self, About, BodyKind};
+use super::segments::Segments;
 use super::span::{Ids, REQUEST_ID, TRACE_PARENT};
 use super::stored::{IdReader, RESPONSES, StoredResponses};
 use super::timeouts::Timeouts;
@@ -374,7 +373,7 @@ impl Proxy {
         mut parts: http::response::Parts,
     ) -> Result<Response<Flow>, ApiError> {
         let engine = match parts.extensions.remove::<OnUpgrade>() {
-            Some(upgrade) => engine.upgraded(upgrade).await.ok(),
+            Some(upgrade) => engine.upgrade(upgrade).await.ok(),
             None => None,
         };
         let Some(engine) = engine else {
@@ -521,17 +520,14 @@ impl Job {
     /// The request, with a last look at the lease directly before its first byte.
     fn handed(&self, mut upstream: Request<Segments>) -> Request<Segments> {
         if self.proxy.backend.may_lose() {
-            let (backend, route) = (Arc::clone(&self.proxy.backend), Arc::clone(&self.route));
-            // hyper does not ask for an empty body, so for that the look before was the last.
-            let was_given = upstream.body().is_end_stream();
-            upstream.body_mut().permit = Some(HandOver { backend, route, was_given });
+            upstream.body_mut().asks(&self.proxy.backend, &self.route);
         }
         upstream
     }
 
-    /// Sends a request. If a kept connection breaks before the answer's head, the request is sent once more on a new
-    /// one, where no byte of it was sent. One that was sent is repeated where doing it twice does no harm, and only if
-    /// the connection broke at once: its engine had closed it.
+    /// Sends a request. If a kept connection breaks before the answer's head, its engine may have closed it. A request
+    /// of which no byte was sent is sent once more on a new one. Another is, too, if the connection broke at once, and
+    /// doing it twice does no harm.
     async fn exchange(&self, upstream: Request<Segments>) -> Result<Response<EngineBody>, NoAnswer> {
         let (proxy, route) = (&self.proxy, &self.route);
         let link = proxy.engines.link(&route.url).await?;
@@ -577,7 +573,7 @@ impl Job {
         let answered = async {
             let mut response = self.exchange(upstream).await?;
             if route.first_byte_max.is_some() {
-                let begun = response.body_mut().begun().await;
+                let begun = response.body_mut().begin().await;
                 begun.map_err(|error| Unanswered::Broken { error, is_unsent: false })?;
             }
             Ok(response)
@@ -606,29 +602,37 @@ impl Job {
             Err(NoAnswer::NotOwned(error)) => return Err(error),
             Err(NoAnswer::Failed { failed, may_have_begun }) => (Some(failed), may_have_begun),
         };
-        let unconnected = match &failed {
+        Err(self.broke(failed.as_ref(), may_have_begun))
+    }
+
+    /// The error of an attempt that failed, with what is known of why.
+    fn broke(&self, failed: Option<&Unanswered>, may_have_begun: bool) -> ApiError {
+        let route = &self.route;
+        let unconnected = match failed {
             Some(Unanswered::Unconnected(error)) => Some(&**error),
             _ => None,
         };
         if unconnected.is_some_and(|error| is_out_of_descriptors(error)) {
-            return Err(ApiError::no_descriptor(&route.name));
+            return ApiError::no_descriptor(&route.name);
         }
-        let cause = failed.as_ref().map(Unanswered::cause);
+        let cause = failed.map(Unanswered::cause);
         if let Some(reason) = cause.and_then(tls_failure) {
             tracing::warn!(model = route.name, url = route.url, %reason, "TLS handshake failed");
         }
         // It was refused in the last moment, if it went out at all.
-        self.check()?;
+        if let Err(error) = self.check() {
+            return error;
+        }
         match cause {
             Some(error) => self.proxy.blame(route, &error),
             None => self.proxy.blame(route, &"it answered what nothing had asked for"),
         }
-        backend.fails(route, true);
-        Err(match unconnected {
+        self.proxy.backend.fails(route, true);
+        match unconnected {
             Some(_) if may_have_begun => ApiError::unreachable(&route.name),
             Some(_) => ApiError::unreachable(&route.name).not_begun(),
             None => ApiError::broken(&route.name),
-        })
+        }
     }
 
     /// Sends the request, and begins the answer to the client.
@@ -824,90 +828,4 @@ fn json_of(bytes: Bytes) -> Response<Flow> {
     let mut response = Response::new(Flow::Whole(Some(bytes)));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
-}
-
-/// A body in pieces, between which parts of it were replaced.
-#[derive(Debug, Clone)]
-pub(super) struct Segments {
-    segments: Vec<Bytes>,
-    next: usize,
-    permit: Option<HandOver>,
-}
-
-/// Asks for the last time whether an engine may have a request: directly before its first byte is written.
-#[derive(Clone)]
-struct HandOver {
-    backend: Arc<dyn Backend>,
-    route: Arc<Route>,
-    was_given: bool,
-}
-
-impl std::fmt::Debug for HandOver {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("HandOver").field("route", &self.route).finish_non_exhaustive()
-    }
-}
-
-impl Drop for HandOver {
-    /// The request is on its way now, or never. A process that was stopped in between has let it through.
-    fn drop(&mut self) {
-        if self.was_given && self.backend.check(&self.route).is_err() {
-            self.backend.was_late(&self.route);
-        }
-    }
-}
-
-impl Segments {
-    fn whole(body: Bytes) -> Self {
-        Self::of(vec![body])
-    }
-
-    fn of(segments: Vec<Bytes>) -> Self {
-        Self { segments, next: 0, permit: None }
-    }
-
-    fn edited(body: Bytes, asked: &str, route: &Route) -> Result<Self, ApiError> {
-        // `parse` has found the name before.
-        let segments = edit::edited(body, asked, route);
-        let segments = segments.ok_or_else(|| ApiError::invalid_body(json::BodyError::NoModel))?;
-        Ok(Self::of(segments))
-    }
-
-    fn with(body: &Bytes, span: Range<usize>, text: String) -> Self {
-        Self::of(vec![body.slice(..span.start), text.into(), body.slice(span.end..)])
-    }
-}
-
-impl Body for Segments {
-    type Data = Bytes;
-    type Error = NotOwned;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, NotOwned>>> {
-        // hyper writes nothing of the head before it has asked for a piece of the body.
-        if let Some(permit) = self.permit.as_mut().filter(|permit| !permit.was_given) {
-            if let Err(why) = permit.backend.check(&permit.route) {
-                return Poll::Ready(Some(Err(why)));
-            }
-            permit.was_given = true;
-        }
-        while let Some(segment) = self.segments.get(self.next).cloned() {
-            self.next += 1;
-            if !segment.is_empty() {
-                return Poll::Ready(Some(Ok(Frame::data(segment))));
-            }
-        }
-        Poll::Ready(None)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.segments.iter().skip(self.next).all(Bytes::is_empty)
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        let left: usize = self.segments.iter().skip(self.next).map(Bytes::len).sum();
-        SizeHint::with_exact(u64::try_from(left).unwrap_or(u64::MAX))
-    }
 }

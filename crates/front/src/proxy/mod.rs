@@ -4,8 +4,8 @@
 //!
 //! Promises:
 //!
-//! - Only listed paths of an engine can be reached, by `POST` with a JSON body, or a form, or a query that names a model,
-//!   and never one by which it is administrated. Stored responses are found without one. `passthrough` of the
+//! - Only listed paths of an engine can be reached, by `POST` with a JSON body, or a form, or a query that names a model.
+//!   One by which it is administrated never can. Stored responses are found without one. `passthrough` of the
 //!   configuration opens all other paths.
 //!   Keys, cookies and hop-by-hop headers are not forwarded.
 //! - Without keys, pages of other sites are refused unless their origins are configured. Engines do not decide about it.
@@ -39,6 +39,7 @@ mod path;
 mod places;
 mod query;
 mod request;
+mod segments;
 mod socket;
 mod span;
 mod stored;

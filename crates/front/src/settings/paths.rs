@@ -3,7 +3,7 @@
 //! Promises:
 //!
 //! - Only listed paths are reached: the usual ones, and those of the configuration.
-//! - Paths by which engines are administrated are never among them, however a list or a request writes them: an engine
+//! - Paths by which engines are administrated are never among them, however a list or a request writes them. An engine
 //!   that sleeps, or loads other weights, on a client's word would break the promises of rotation. A list of known ones
 //!   is enough: each path or prefix is opened by name, here or by an operator, and a prefix opens none of these.
 
@@ -258,10 +258,13 @@ mod tests {
             let first = path.find(|c: char| c.is_ascii_lowercase()).unwrap();
             let letter = path.as_bytes()[first];
             let encoded = format!("{}%{letter:02x}{}", &path[..first], &path[first + 1..]);
-            let mut ways = vec![path.to_owned(), path.to_ascii_uppercase(), encoded];
-            ways.extend(path.ends_with(['/', '-']).then_some(below));
-            for way in ways {
-                assert!(!is_open(&way, &own) && !is_readable(&way, &own) && !is_own(&way, &own), "{way}");
+            let mut spellings = vec![path.to_owned(), path.to_ascii_uppercase(), encoded];
+            spellings.extend(path.ends_with(['/', '-']).then_some(below));
+            for spelling in spellings {
+                assert!(
+                    !is_open(&spelling, &own) && !is_readable(&spelling, &own) && !is_own(&spelling, &own),
+                    "{spelling}"
+                );
             }
         }
         for path in ONLY_READ.iter().copied() {

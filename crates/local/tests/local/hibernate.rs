@@ -324,7 +324,7 @@ fn a_helper_answers_requests_at_the_same_time() {
     let engines = place.engines();
     let pids = pids(&engines);
     let mut helper = place.helper();
-    assert_eq!(helper.ready(), json!({ "version": env!("CARGO_PKG_VERSION") }));
+    assert_eq!(helper.ready(), json!({ "driver": null, "version": env!("CARGO_PKG_VERSION") }));
     engines[0].hold(Checkpoint);
     helper.ask(&json!({ "id": 1, "op": "hibernate", "pids": [pids[0]], "wait_max_ms": 60000, "host_bytes_max": MIB }));
     engines[0].await_held(Checkpoint);

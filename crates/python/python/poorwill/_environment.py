@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from typing import overload
 
 SLEEP_MODE = "POORWILL_SLEEP_MODE"
 """Whether engines sleep with Poorwill."""
@@ -21,15 +20,17 @@ def wake_timeout_s(environ: Mapping[str, str] | None = None) -> float:
     return seconds(os.environ if environ is None else environ, WAKE_TIMEOUT, WAKE_TIMEOUT_S)
 
 
-@overload
-def switch(environ: Mapping[str, str], name: str, default: bool) -> bool: ...
-@overload
-def switch(environ: Mapping[str, str], name: str, default: bool | None) -> bool | None: ...
-def switch(environ: Mapping[str, str], name: str, default: bool | None) -> bool | None:
+def switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
     """A variable that is on or off."""
+    chosen = choice(environ, name)
+    return default if chosen is None else chosen
+
+
+def choice(environ: Mapping[str, str], name: str) -> bool | None:
+    """A variable that is on or off, or not set."""
     text = environ.get(name, "").strip()
     if not text:
-        return default
+        return None
     if text not in ("0", "1"):
         raise ValueError(f"{name}={text!r} is neither 0 nor 1")
     return text == "1"

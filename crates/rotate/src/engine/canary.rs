@@ -107,7 +107,7 @@ impl Prompt {
     }
 
     /// With what the engine says that it is for, unless the kind is known already.
-    async fn hinted(&self, http: &Http, kind: Option<CanaryKind>) -> Canary {
+    async fn read_hint(&self, http: &Http, kind: Option<CanaryKind>) -> Canary {
         let mut canary = self.canary.clone();
         if self.lists_capabilities && kind.or(canary.kind).or(canary.hint).is_none() {
             let list = http.get("/v1/models").await.ok().and_then(|reply| reply.done().ok()?.json().ok()?);
@@ -118,7 +118,7 @@ impl Prompt {
 
     pub(super) async fn ask(&self, http: &Http, kind: Option<CanaryKind>) -> Result<Answer, EngineError> {
         let mut unserved = Vec::new();
-        for kind in CanaryKind::candidates(&self.hinted(http, kind).await, kind) {
+        for kind in CanaryKind::candidates(&self.read_hint(http, kind).await, kind) {
             let asked = self.ask_as(http, kind).await;
             match asked {
                 Err(EngineError::Refused { request_line, status, message })

@@ -11,9 +11,8 @@ use std::path::Path;
 use poorwill::ByteSize;
 use poorwill::gpus;
 
-use super::GpuMemory;
-use super::devices::DeviceMemory;
 use super::files::{DrmCard, Files, required};
+use super::{DeviceMemory, GpuMemory};
 use poorwill_rotation_policy::Gpu;
 
 pub(super) const DRIVERS: &[&str] = &["amdgpu"];

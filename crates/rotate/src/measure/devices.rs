@@ -13,6 +13,8 @@ use poorwill::gpus::Gpus;
 #[cfg(target_os = "linux")]
 use tokio::sync::Mutex;
 
+#[cfg(not(target_os = "linux"))]
+use super::GpuMemory;
 #[cfg(target_os = "linux")]
 use super::amdgpu::{self, Amdgpu};
 #[cfg(target_os = "linux")]
@@ -21,9 +23,9 @@ use super::files::Files;
 use super::intel::{self, Intel};
 #[cfg(target_os = "linux")]
 use super::unified::Unified;
-use super::{GpuMemory, Measured, Meter, on_a_thread};
 #[cfg(target_os = "linux")]
-use super::{Held, by_process};
+use super::{DeviceMemory, Held, by_process};
+use super::{Measured, Meter, on_a_thread};
 use poorwill_rotation_policy::Gpu;
 
 /// Advice where no GPU can be measured.
@@ -51,17 +53,6 @@ pub enum DeviceDriver {
     },
     /// The computer's memory, which its GPU shares.
     Unified,
-}
-
-/// Reads the memory of one driver's GPUs.
-#[cfg(target_os = "linux")]
-pub(super) trait DeviceMemory: std::fmt::Debug + Send {
-    fn memory(&mut self, gpu: Gpu) -> Result<GpuMemory, String>;
-
-    /// What these processes hold of it, where the driver says so.
-    fn held(&mut self, _gpu: Gpu, _pids: &BTreeSet<u32>) -> Option<u64> {
-        None
-    }
 }
 
 /// What is known of a driver.

@@ -3,10 +3,9 @@
 //! Neither driver reports a card's free memory to users. What is used is the sum over the processes that can be read
 //! ([`fdinfo`](super::fdinfo)). The total is in sysfs with some versions; with others it has to be configured.
 
-use super::GpuMemory;
-use super::devices::DeviceMemory;
 use super::fdinfo;
 use super::files::{DrmCard, Files, names, number};
+use super::{DeviceMemory, GpuMemory};
 use poorwill_rotation_policy::Gpu;
 
 pub(super) const DRIVERS: &[&str] = &["xe", "i915"];

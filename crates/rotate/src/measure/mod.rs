@@ -65,6 +65,17 @@ pub trait Meter: fmt::Debug + Send + Sync {
     }
 }
 
+/// Reads the memory of one driver's GPUs.
+#[cfg(target_os = "linux")]
+trait DeviceMemory: fmt::Debug + Send {
+    fn memory(&mut self, gpu: Gpu) -> Result<GpuMemory, String>;
+
+    /// What these processes hold of it, where the driver says so.
+    fn held(&mut self, _gpu: Gpu, _pids: &std::collections::BTreeSet<u32>) -> Option<u64> {
+        None
+    }
+}
+
 /// Why a measurement failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cannot measure GPU {}: {reason}", gpu.0)]

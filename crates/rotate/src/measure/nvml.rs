@@ -6,9 +6,8 @@ use std::collections::BTreeSet;
 
 use poorwill::gpus::Gpus;
 
-use super::GpuMemory;
 use super::by_process::sum_of;
-use super::devices::DeviceMemory;
+use super::{DeviceMemory, GpuMemory};
 use poorwill_rotation_policy::Gpu;
 
 impl DeviceMemory for Gpus {

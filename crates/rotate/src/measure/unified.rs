@@ -2,9 +2,8 @@
 
 use poorwill::gpus;
 
-use super::GpuMemory;
-use super::devices::DeviceMemory;
 use super::files::Files;
+use super::{DeviceMemory, GpuMemory};
 use poorwill_rotation_policy::Gpu;
 
 #[derive(Debug)]

@@ -334,7 +334,7 @@ impl Actor {
                 if !is_well {
                     continue;
                 }
-                let held = tokio::time::timeout(LOOK_MAX, entry.handle.held()).await;
+                let held = tokio::time::timeout(LOOK_MAX, entry.handle.measure_held()).await;
                 if let Ok(Some(bytes)) = held
                     && messages.send(Message::Input(Input::Holds { model, bytes })).is_err()
                 {

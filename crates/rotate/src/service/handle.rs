@@ -160,7 +160,7 @@ impl EngineHandle {
     }
 
     /// What its processes hold on each of its GPUs; `None` where that is not known.
-    pub(super) async fn held(&self) -> Option<Vec<u64>> {
+    pub(super) async fn measure_held(&self) -> Option<Vec<u64>> {
         let pids = self.processes().await.pids;
         self.meter.held(&self.gpus, pids).await
     }

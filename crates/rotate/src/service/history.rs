@@ -8,7 +8,7 @@ use tokio::sync::broadcast;
 use tokio::time::Instant;
 
 use super::snapshot::{EventKind, LeftModel, ServiceEvent, Swap, SwapPath, Swapping};
-use super::swapping::SwapTimes;
+use super::swapping::{RESTS, SwapTimes};
 use crate::config;
 use poorwill_rotation_policy::{Event, Gpu, StageName, Time};
 
@@ -16,16 +16,6 @@ const SWAPS_KEPT: usize = 50;
 
 /// How many events a listener may lag behind.
 const BEHIND_MAX: usize = 1024;
-
-/// Stages outside of a swap.
-pub(crate) const RESTS: [StageName; 6] = [
-    StageName::Unknown,
-    StageName::Cold,
-    StageName::Asleep,
-    StageName::Hibernating,
-    StageName::Ready,
-    StageName::Quarantined,
-];
 
 /// Stages of a model that leaves.
 pub(crate) const LEAVING: [StageName; 6] = [

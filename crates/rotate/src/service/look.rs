@@ -82,7 +82,7 @@ mod tests {
     impl Engine for Slow {
         fn probe(&self) -> EngineFuture<'_, EngineState> {
             Box::pin(async {
-                tokio::time::sleep(self.0).await;
+                sleep(self.0).await;
                 self.1.clone()
             })
         }

@@ -36,8 +36,9 @@ pub use self::snapshot::{
 use self::actor::{Actor, Message};
 use self::directory::{AnsweredParts, Directory, Entry, InFlightCount};
 use self::handle::EngineHandle;
-pub(crate) use self::history::{LEAVING, RESTS};
+pub(crate) use self::history::LEAVING;
 use self::names::{NamedModel, TargetNow};
+pub(crate) use self::swapping::RESTS;
 use crate::config::{self, Config};
 use crate::engine::{self, Engine, EngineError};
 use crate::hibernation::{Hibernator, Sets};

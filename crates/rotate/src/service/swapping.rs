@@ -12,8 +12,17 @@ use std::time::Duration;
 use poorwill_rotation_policy::{Gpu, StageName};
 use tokio::time::Instant;
 
-use super::history::RESTS;
 use super::snapshot::Swapping;
+
+/// Stages outside of a swap.
+pub(crate) const RESTS: [StageName; 6] = [
+    StageName::Unknown,
+    StageName::Cold,
+    StageName::Asleep,
+    StageName::Hibernating,
+    StageName::Ready,
+    StageName::Quarantined,
+];
 
 /// What is recent.
 const RECENT: Duration = Duration::from_secs(600);
@@ -26,11 +35,11 @@ fn is_swap(stage: StageName) -> bool {
 #[derive(Debug)]
 pub(super) struct SwapTimes {
     began: Instant,
-    gpus: BTreeMap<Gpu, OfGpu>,
+    gpus: BTreeMap<Gpu, GpuTimes>,
 }
 
 #[derive(Debug)]
-struct OfGpu {
+struct GpuTimes {
     /// Its models that are between two rests.
     models: usize,
     /// When the first of them began.
@@ -52,7 +61,7 @@ impl SwapTimes {
     pub(super) fn changed(&mut self, gpus: &[Gpu], before: StageName, after: StageName) {
         let (now, began) = (Instant::now(), self.began);
         for gpu in gpus {
-            let gpu = self.gpus.entry(*gpu).or_insert_with(|| OfGpu::new(began));
+            let gpu = self.gpus.entry(*gpu).or_insert_with(|| GpuTimes::new(began));
             match (is_swap(before), is_swap(after)) {
                 (false, true) => gpu.begins(now),
                 (true, false) => gpu.ends(now),
@@ -78,7 +87,7 @@ impl SwapTimes {
     }
 }
 
-impl OfGpu {
+impl GpuTimes {
     fn new(began: Instant) -> Self {
         Self { models: 0, since: began, kept: VecDeque::new(), known_from: began, total: Duration::ZERO }
     }

@@ -343,7 +343,7 @@ fn an_invalid_value_is_an_error_that_says_what_is_valid() {
         (format!("[front]\nrequests_max = 0\n{}", model("")), &["requests_max"]),
         (
             format!("[front]\nlisten = \"0.0.0.0:8081\"\nkeys = [\"env:FRONT\"]\n{}", model("")),
-            &["127.0.0.1:8081", "another port"],
+            &["127.0.0.1:8081", "give listen another one"],
         ),
         (format!("[front]\nbody_max = 0\n{}", model("")), &["front", "body_max"]),
         (format!("[front]\nhead_max = \"0\"\n{}", model("")), &["front", "head_max"]),

@@ -47,7 +47,11 @@ fn control_calls_that_fail_restart_no_healthy_engine() {
         simulation.run(Duration::from_secs(600));
         flaky_calls += simulation.flaky_calls;
     }
-    assert!(flaky_calls >= 100 || seed_of_this_run().is_some(), "only {flaky_calls}");
+    // A hundred with the usual effort.
+    assert!(
+        flaky_calls >= 7 * seeds(15).count() as u64 || seed_of_this_run().is_some(),
+        "only {flaky_calls}"
+    );
 }
 
 #[test]

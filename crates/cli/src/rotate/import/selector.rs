@@ -21,25 +21,7 @@ pub(super) fn converted(
         let node = entry.value.get(key).filter(|node| node.text().is_some_and(|text| !text.is_empty()));
         node.map(|node| scope.text(node.text().unwrap_or_default(), node.place)).transpose()
     };
-    let (strategy, requests) = match text("strategy")?.as_deref() {
-        None | Some("warm") => ("ready", None),
-        Some("pin") => ("first", None),
-        Some("spillover") => {
-            let settings = entry.value.get("settings");
-            let requests = seconds(settings.and_then(|settings| settings.get("spillover")), scope)?;
-            (
-                "spillover",
-                Some(
-                    requests
-                        .and_then(|requests| i64::try_from(requests).ok())
-                        .map_or(1, |requests| requests.max(1)),
-                ),
-            )
-        }
-        Some(other) => {
-            return Mistake::at(entry.place, format!("{here} has the strategy `{other}`, which is unknown"));
-        }
-    };
+    let (strategy, requests) = strategy(entry, scope, text("strategy")?.as_deref(), &here)?;
     if models.iter().any(|model| model.is_called(&literal(&entry.key))) {
         warnings.add(entry.place, &format!("{here} is not carried over: a model has its name"));
         return Ok(None);
@@ -73,6 +55,28 @@ pub(super) fn converted(
             .unwrap_or_default(),
     };
     Ok(Some(SelectorDraft { name: literal(&entry.key), targets, strategy, requests, card }))
+}
+
+/// Its name here, and the requests of a spillover.
+fn strategy(
+    entry: &Entry,
+    scope: &Scope<'_>,
+    named: Option<&str>,
+    here: &str,
+) -> Result<(&'static str, Option<i64>), Mistake> {
+    Ok(match named {
+        None | Some("warm") => ("ready", None),
+        Some("pin") => ("first", None),
+        Some("spillover") => {
+            let settings = entry.value.get("settings");
+            let requests = seconds(settings.and_then(|settings| settings.get("spillover")), scope)?;
+            let requests = requests.and_then(|requests| i64::try_from(requests).ok());
+            ("spillover", Some(requests.map_or(1, |requests| requests.max(1))))
+        }
+        Some(other) => {
+            return Mistake::at(entry.place, format!("{here} has the strategy `{other}`, which is unknown"));
+        }
+    })
 }
 
 /// `None` as for a selector.

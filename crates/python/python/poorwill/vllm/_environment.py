@@ -8,6 +8,7 @@ from typing import Literal, cast
 from poorwill._environment import SLEEP_MODE as SLEEP_MODE
 from poorwill._environment import WAKE_TIMEOUT as WAKE_TIMEOUT
 from poorwill._environment import WAKE_TIMEOUT_S
+from poorwill._environment import choice as _choice
 from poorwill._environment import folder as _folder
 from poorwill._environment import seconds as _seconds
 from poorwill._environment import switch as _switch
@@ -97,8 +98,8 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         budget=_budget(given),
         host_budget_bytes=_bytes(given, HOST_BUDGET),
         pageable=_switch(given, PAGEABLE, default.pageable),
-        prepare=_switch(given, PREPARE, default.prepare),
-        keep_backups=_switch(given, KEEP_BACKUPS, default.keep_backups),
+        prepare=_choice(given, PREPARE),
+        keep_backups=_choice(given, KEEP_BACKUPS),
         keep_awake=_keep_awake(given),
         compress=_compress(given),
         disk=_folder(given, DISK),
