@@ -7,7 +7,7 @@
 use super::Policy;
 use super::messages::EngineState;
 use super::moves::{LEAST, STEADY_BYTES};
-use super::need::less;
+use super::need_seen::less;
 use super::step::{Activation, ControlCall, Inquiry, Step};
 
 impl Policy {

@@ -6,7 +6,7 @@
 use super::choose::subtract;
 use super::messages::{Effect, Event};
 use super::moves::{LEAST, STEADY_BYTES, TRIES};
-use super::need::less;
+use super::need_seen::less;
 use super::rules::ModelId;
 use super::step::{Activation, Leave, Move, Stage, Step};
 use super::time::Time;

@@ -404,7 +404,9 @@ impl Policy {
         (model.wake_requested, model.is_preloading, model.is_displaced) = (None, false, false);
         if model.is_ready() {
             self.leave(id, Leave::Sleep);
-        } else if matches!(&model.stage, Stage::Step { step, .. } if step.is_activating()) {
+        } else if let Stage::Step { step, .. } = &model.stage
+            && step.is_activating()
+        {
             // It sleeps once it is up.
             model.sleeps_after = true;
         }

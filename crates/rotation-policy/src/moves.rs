@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::choose::{NO_MEMORY, Space};
 use super::look_count::Looks;
 use super::messages::{Effect, EngineState, Event, OpId, Refusal, Task, TaskOutcome};
-use super::need::less;
+use super::need_seen::less;
 use super::queue::Claim;
 use super::rules::{Gpu, Limits, ModelId};
 use super::step::{Activated, Activation, Leave, Move, Op, Stage, Step, Then};

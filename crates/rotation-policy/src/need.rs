@@ -5,6 +5,7 @@
 
 use super::messages::{Effect, Event, Refusal};
 use super::moves::STEADY_BYTES;
+use super::need_seen::less;
 use super::rules::{Gpu, ModelId};
 use super::step::{Activation, Stage, Step};
 use super::time::Time;
@@ -181,10 +182,6 @@ impl Policy {
             leaving.into_iter().for_each(|id| self.evict(id));
         }
     }
-}
-
-pub(super) fn less(before: &[u64], after: &[u64]) -> Vec<u64> {
-    before.iter().zip(after).map(|(before, after)| before.saturating_sub(*after)).collect()
 }
 
 fn larger(some: &[u64], others: &[u64]) -> Vec<u64> {

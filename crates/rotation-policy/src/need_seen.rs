@@ -1,4 +1,4 @@
-//! What was seen of a model's need.
+//! What was seen of a model's need, by differences of measurements.
 
 #[derive(Debug, Default)]
 pub(super) struct Need {
@@ -8,4 +8,9 @@ pub(super) struct Need {
     pub(super) is_doubted: bool,
     /// The known need at its last event.
     pub(super) reported: Option<Vec<u64>>,
+}
+
+/// What is in the first beyond the second, on each GPU.
+pub(super) fn less(before: &[u64], after: &[u64]) -> Vec<u64> {
+    before.iter().zip(after).map(|(before, after)| before.saturating_sub(*after)).collect()
 }

@@ -5,7 +5,7 @@
 //! - Only listed paths are reached: the usual ones, and those of the configuration.
 //! - Paths by which engines are administrated are never among them, however a list or a request writes them. An engine
 //!   that sleeps, or loads other weights, on a client's word would break the promises of rotation. A list of known ones
-//!   is enough: each path or prefix is opened by name, here or by an operator, and a prefix opens none of these.
+//!   is enough. Each path or prefix is opened by name, here or by an operator, and a prefix opens none of these.
 
 /// What clients of OpenAI, Anthropic, Cohere, Jina, llama.cpp and Ollama call for text and vectors. Those that end in a
 /// slash are prefixes.
