@@ -8,7 +8,7 @@
 //! - An engine that may hibernate is marked on disk before its first process leaves. The next service finds the mark.
 //! - A helper that ends is started again, with growing pauses. What it left is found out by asking the new one.
 //! - The helper ends with the service, however that ends.
-//! - An engine that came back on a driver that [hangs](driver) at its end is noted on disk, for the next service.
+//! - An engine that came back on a driver that hangs at its end is noted on disk, for the next service.
 
 mod driver;
 mod helper;
