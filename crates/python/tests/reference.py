@@ -71,7 +71,7 @@ a text like "cuda:0" or "host:8GiB", or a torch.device; `Cap` is an int, a float
 
 # Of each function that reads a setting: its type, the accepted values, and the unit.
 KINDS = {
-    "_switch": ("switch", "`0`, `1`", ""),
+    **dict.fromkeys(["_switch", "_choice"], ("switch", "`0`, `1`", "")),
     "_keep_awake": ("names", "vLLM's tags, separated by commas", ""),
     "_compress": ("choice", "`auto`, `off`, `always`", ""),
     "_after_level2": ("choice", "`refuse`, `serve`", ""),
@@ -162,7 +162,7 @@ def settings() -> list[Setting]:
                 if isinstance(node, ast.Name) and node.id in variables
             )
         )
-        unset = "by the GPU" if call.func.id == "_switch" else "none"
+        unset = "by the GPU" if call.func.id == "_choice" else "none"
         shown = {"False": "`0`", "True": "`1`", "None": unset, "()": "none"}.get(
             default, f"`{default.strip(chr(39))}`"
         )

@@ -25,8 +25,11 @@ impl Script {
         if !self.armed.load(Ordering::Relaxed) {
             return false;
         }
+        // Under the lock, so that each call that counts has its name.
+        let mut names = self.names.lock().unwrap();
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
-        self.names.lock().unwrap().push(op.to_string());
+        names.push(op.to_string());
+        drop(names);
         let (first, count) = *self.failing.lock().unwrap();
         let fails = (first..first + count).contains(&call);
         self.failed.fetch_add(u64::from(fails), Ordering::Relaxed);
