@@ -126,6 +126,8 @@ fn a_node_that_was_stopped_beyond_its_lease_serves_nothing_until_it_has_another(
             answer
         });
         fixture::until(&node, "the request waits", || fleet.nodes[0].now("amber")["queued"] == 1);
+        // The node keeps its placement: a controller would withdraw it, and the node may read that when it goes on.
+        router.signal("STOP");
         node.signal("STOP");
         until("etcd has ended its lease", || !fleet.has_node("node0"));
         fleet.etcd.hold(0);
@@ -137,6 +139,7 @@ fn a_node_that_was_stopped_beyond_its_lease_serves_nothing_until_it_has_another(
         // Its model is there all the same, and awake.
         fixture::until(&node, "it is ready", || fleet.nodes[0].now("amber")["stage"] == "ready");
         fleet.etcd.go_on(0);
+        router.signal("CONT");
     });
     until("it serves again", || fleet.nodes[0].complete("amber", PROMPT).status == 200);
     assert_eq!(fleet.nodes[0].now("amber")["starts"], 1);
