@@ -77,7 +77,7 @@ pub use self::stage::StageName;
 pub use self::time::Time;
 
 use self::demand::Demand;
-use self::look_count::Looks;
+use self::look_count::{GivenUp, Looks};
 use self::need_seen::Need;
 use self::queue::{Claim, Queue};
 use self::step::{Activation, ControlCall, Costs, Inquiry, Leave, Move, Op, Stage, Step, Then};
@@ -186,10 +186,7 @@ struct ModelState {
     repeats_wake: bool,
     /// Whether it sleeps by its memory, and does not say so itself.
     slept_by_memory: bool,
-    /// When looks gave up its engine last, how often soon after another, and whether it has yet to be quarantined for that.
-    given_up_at: Option<Time>,
-    times_given_up: u32,
-    is_unwell_again: bool,
+    given_up: GivenUp,
     /// No memory is searched before this time.
     no_memory_until: Option<Time>,
 }

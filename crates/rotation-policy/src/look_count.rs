@@ -1,6 +1,11 @@
-//! What looks at a model have found since it became ready.
+//! What looks at a model have found since it became ready, and how often they gave up its engine.
+
+use std::time::Duration;
 
 use super::time::Time;
+
+/// A second time within it is no accident.
+const AGAIN: Duration = Duration::from_secs(10 * 60);
 
 #[derive(Debug, Default)]
 pub(super) struct Looks {
@@ -14,5 +19,23 @@ pub(super) struct Looks {
 impl Looks {
     pub(super) fn from(now: Time) -> Self {
         Self { failed: 0, counted_at: None, sign_at: now }
+    }
+}
+
+/// Engines that looks gave up, over all that became ready.
+#[derive(Debug, Default)]
+pub(super) struct GivenUp {
+    at: Option<Time>,
+    /// How often in sequence, each soon after another.
+    pub(super) again: u32,
+    /// Whether the engine that ends now is one of these.
+    pub(super) is_ending: bool,
+}
+
+impl GivenUp {
+    pub(super) fn now(&mut self, now: Time) {
+        let is_again = self.at.is_some_and(|at| now < at.after(AGAIN));
+        self.again = if is_again { self.again.saturating_add(1) } else { 0 };
+        (self.at, self.is_ending) = (Some(now), true);
     }
 }

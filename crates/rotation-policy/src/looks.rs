@@ -16,9 +16,6 @@ use super::step::{Leave, Stage};
 /// How long an engine that says that it is not well may go on with its requests.
 const UNWELL_DRAIN: Duration = Duration::from_secs(5);
 
-/// A second time within it is no accident.
-const AGAIN: Duration = Duration::from_secs(10 * 60);
-
 impl Policy {
     pub(super) fn looked(&mut self, id: usize, look: &Look) {
         let now = self.now;
@@ -45,20 +42,9 @@ impl Policy {
         self.out.push(Effect::Report { model: ModelId(id), event });
         if failed >= most {
             self.report_failed(id, &format!("{failed} looks in sequence failed: {reason}"));
-            self.given_up(id);
+            self.models[id].given_up.now(now);
             self.end_unwell(id, matches!(look, Look::Unwell(_)));
         }
-    }
-
-    /// One that comes up well and is not soon after is quarantined, each time for longer.
-    fn given_up(&mut self, id: usize) {
-        let now = self.now;
-        let model = &mut self.models[id];
-        let is_again = model.given_up_at.is_some_and(|at| now < at.after(AGAIN));
-        model.times_given_up = if is_again { model.times_given_up.saturating_add(1) } else { 0 };
-        (model.given_up_at, model.is_unwell_again) = (Some(now), is_again);
-        // The end of the engine counts as well.
-        model.failures = model.failures.max(model.times_given_up);
     }
 
     /// Only an engine that answers can end its requests.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::demand::Demand;
-use super::look_count::Looks;
+use super::look_count::{GivenUp, Looks};
 use super::need_seen::Need;
 use super::queue::{Claim, Queue};
 use super::rules::Rules;
@@ -43,9 +43,7 @@ impl ModelState {
             tries: 0,
             repeats_wake: false,
             slept_by_memory: false,
-            given_up_at: None,
-            times_given_up: 0,
-            is_unwell_again: false,
+            given_up: GivenUp::default(),
             no_memory_until: None,
         }
     }

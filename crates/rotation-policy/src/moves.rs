@@ -324,7 +324,7 @@ impl Policy {
             Activation::Start => Stage::Cold,
         };
         if !model.is_wanted() {
-            self.models[id].is_selected = false;
+            (self.models[id].is_selected, self.models[id].sleeps_after) = (false, false);
             return self.enter(id, rests);
         }
         let need = model.need(up);
@@ -568,7 +568,9 @@ impl Policy {
             Stage::Asleep | Stage::Hibernating => model.is_selected,
             _ => false,
         };
-        model.failures += 1;
+        // One that comes up well and is not soon after is quarantined, each time for longer.
+        let again = if std::mem::take(&mut model.given_up.is_ending) { model.given_up.again } else { 0 };
+        model.failures = model.failures.max(again) + 1;
         model.repeats_wake = false;
         model.move_failed();
         // The learned need may be too small, and nothing else would correct it.
@@ -592,9 +594,8 @@ impl Policy {
         if is_preload && !model.was_restarted {
             (model.is_selected, model.is_preloading) = (false, true);
         }
-        let is_unwell_again = std::mem::take(&mut model.is_unwell_again);
         let then = match (is_activating, model.was_restarted) {
-            _ if is_unwell_again => Then::Quarantine,
+            _ if again > 0 => Then::Quarantine,
             (false, _) => Then::Cold,
             (true, false) if is_preload => Then::Cold,
             (true, false) => Then::Again,

@@ -82,6 +82,30 @@ fn an_engine_that_only_others_start_is_quarantined() {
 }
 
 #[test]
+fn an_engine_that_is_given_up_soon_again_is_quarantined_for_longer_each_time() {
+    let mut fixture = fixture(|rules| (rules.pause_min, rules.pause_max) = (seconds(10), seconds(3600)));
+    let mut quarantines = Vec::new();
+    for pause in [0, 60, 60, 11 * 60, 60] {
+        fixture.pass(pause * 1000);
+        let request = fixture.ask(0);
+        assert_eq!((fixture.stage(0), fixture.admitted.last()), ("ready", Some(&(request, 0))));
+        fixture.answer(request);
+        fixture.events.clear();
+        for _ in 0..3 {
+            look(&mut fixture, unwell());
+        }
+        quarantines.push(fixture.events.iter().find_map(|(_, event)| match event {
+            Event::Quarantined { until, .. } => Some(until.since(fixture.now).as_secs()),
+            _ => None,
+        }));
+    }
+    let [None, Some(second), Some(third), None, Some(later)] = quarantines[..] else {
+        panic!("{quarantines:?}")
+    };
+    assert!(third > second && later == second, "{quarantines:?}");
+}
+
+#[test]
 fn what_a_late_engine_runs_is_aborted_at_once_and_what_an_unwell_one_runs_after_seconds() {
     for (bad, aborts_after) in [(Look::Late, 0), (unwell(), 5)] {
         let mut fixture = fixture(|_| {});
@@ -319,5 +343,41 @@ fn where_an_engine_does_not_say_what_it_does_its_memory_does() {
         let request = fixture.ask(0);
         fixture.settle();
         assert_eq!((moves(&mut fixture), &*fixture.admitted), (expected, &[(request, 0)][..]), "{now}");
+    }
+}
+
+/// SGLang does not say later, either.
+#[test]
+fn one_that_slept_by_its_memory_sleeps_for_later_probes() {
+    let mut fixture = Fixture::of(&[40 * GIB; 2], |_, rules| rules.can_restart = false);
+    fixture.use_once(0);
+    let free = |model: usize, gib: u64| (model, Task::Measure, memory_of(vec![gib * GIB]));
+    let moving = || found(EngineState::Moving);
+    fixture.instead = vec![failed(Task::Sleep), moving(), free(0, 40), free(0, 80), free(0, 80), free(0, 80)];
+    fixture.input(Input::Sleep(ModelId(0)));
+    fixture.settle();
+    assert_eq!(fixture.stage(0), "asleep");
+    // Another program has the memory, so all that should hold none are asked.
+    fixture.instead = (0..1000).map(|_| free(1, 10)).chain([moving()]).collect();
+    fixture.tasks.clear();
+    fixture.ask(1);
+    fixture.pass(15_000);
+    assert!(fixture.tasks.contains(&(0, Task::Probe)), "it was not asked");
+    assert_eq!(fixture.stage(0), "asleep", "{:?}", failures(&fixture));
+}
+
+#[test]
+fn a_sleep_that_comes_before_it_is_up_is_done_behind_unless_requests_wait() {
+    for asks in [false, true] {
+        let mut fixture = fixture(|_| {});
+        fixture.late = vec![(0, Task::Wake)];
+        fixture.input(Input::Wake(ModelId(0)));
+        fixture.input(Input::Sleep(ModelId(0)));
+        if asks {
+            fixture.ask(0);
+        }
+        fixture.finish();
+        fixture.settle();
+        assert_eq!(fixture.stage(0), if asks { "ready" } else { "asleep" });
     }
 }

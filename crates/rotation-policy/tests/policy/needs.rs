@@ -109,9 +109,10 @@ fn only_an_operator_makes_a_need_smaller() {
 
 #[test]
 fn a_need_that_no_card_has_is_refused_with_both_sizes() {
-    let mut fixture = started(&[20 * GIB, 40 * GIB], |_, _| {});
+    let mut fixture = started(&[20 * GIB, 40 * GIB, 10 * GIB], |_, _| {});
     fixture.use_once(0);
     fixture.input(Input::Holds { model: ModelId(1), bytes: vec![90 * GIB] });
+    fixture.tasks.clear();
     for _ in 0..2 {
         let request = fixture.ask(1);
         let Some(Refusal::TooLarge { need_bytes, total_bytes, .. }) = fixture.refused.get(&request) else {
@@ -119,7 +120,8 @@ fn a_need_that_no_card_has_is_refused_with_both_sizes() {
         };
         assert_eq!((*need_bytes, *total_bytes), (90 * GIB, CARD));
     }
-    assert_eq!(fixture.stages(), ["ready", "cold"], "nothing leaves for it");
+    assert_eq!(fixture.stages(), ["ready", "cold", "cold"], "nothing leaves for it");
+    assert!(fixture.tasks.iter().all(|(model, _)| *model == 1), "no other is asked: {:?}", fixture.tasks);
     let says = |(_, event): &(usize, Event)| matches!(event, Event::Failed { reason, .. } if reason.contains("92160 MiB") && reason.contains("81920 MiB"));
     assert!(fixture.events.iter().any(says), "{:?}", fixture.events);
 }
@@ -190,6 +192,23 @@ fn a_default_model_comes_back_after_idleness() {
     fixture.pass(1000);
     assert!(!fixture.tasks.contains(&(0, Task::Wake)), "{:?}", fixture.tasks);
     assert_eq!(fixture.stages(), ["asleep", "asleep", "ready"]);
+}
+
+#[test]
+fn a_default_model_without_memory_tries_once_to_come_back() {
+    let mut fixture = default_and_large(|_, _| {});
+    // Another program has it.
+    fixture.instead = (0..10).map(|_| (0, Task::Measure, memory_of(vec![10 * GIB]))).collect();
+    fixture.tasks.clear();
+    fixture.pass(60_000);
+    assert_eq!(fixture.tasks.iter().filter(|task| **task == (0, Task::Measure)).count(), 1);
+    assert_eq!(fixture.stages(), ["asleep", "asleep", "asleep"]);
+    // And for each time that it left.
+    fixture.instead.clear();
+    fixture.use_once(0);
+    fixture.use_once(1);
+    fixture.pass(10_000);
+    assert_eq!(fixture.stages(), ["ready", "asleep", "asleep"]);
 }
 
 #[test]
