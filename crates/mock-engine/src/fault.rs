@@ -35,6 +35,8 @@ pub enum Fault {
     HangsInWake,
     /// A request is accepted, and never gets a token; `/health` answers 200.
     HangsInAnswer,
+    /// `/health` is not answered until the fault is cleared, while requests are: as of a server with few threads.
+    HangsInHealth,
     /// The process crashes during generation, as by an illegal memory access: connections break.
     CrashesInStream,
     /// The process crashes during a sleep, with half of the memory released.
@@ -63,7 +65,7 @@ pub enum Fault {
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::KeepsMemory,
         Self::KeepsSome,
         Self::WakesByHalf,
@@ -72,6 +74,7 @@ impl Fault {
         Self::HangsInSleep,
         Self::HangsInWake,
         Self::HangsInAnswer,
+        Self::HangsInHealth,
         Self::CrashesInStream,
         Self::CrashesInSleep,
         Self::CrashesInWake,
@@ -98,6 +101,7 @@ impl Fault {
             Self::HangsInSleep => "hangs-in-sleep",
             Self::HangsInWake => "hangs-in-wake",
             Self::HangsInAnswer => "hangs-in-answer",
+            Self::HangsInHealth => "hangs-in-health",
             Self::CrashesInStream => "crashes-in-stream",
             Self::CrashesInSleep => "crashes-in-sleep",
             Self::CrashesInWake => "crashes-in-wake",

@@ -35,6 +35,9 @@ pub(crate) fn router(like: Like) -> Router<Arc<Engine>> {
 }
 
 async fn health(State(engine): SharedEngine) -> StatusCode {
+    if engine.faults().occurs(Fault::HangsInHealth) {
+        engine.faults().wait_until_cleared(Fault::HangsInHealth).await;
+    }
     if engine.faults().occurs(Fault::Unhealthy) { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK }
 }
 

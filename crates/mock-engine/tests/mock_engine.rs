@@ -636,6 +636,18 @@ async fn an_unhealthy_engine_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_engine_may_answer_requests_and_not_its_health() {
+    let served = Served::with_faults(&[Fault::HangsInHealth]).await;
+    let mut health =
+        tokio::spawn(served.client.request(Method::GET, &format!("{}/health", served.url)).send());
+    served.until("fault=\"hangs-in-health\"", 1).await;
+    served.text().await;
+    assert!(timeout(SETTLE, &mut health).await.is_err());
+    served.set_faults(&json!([])).await;
+    assert_eq!(health.await.unwrap().unwrap().status(), StatusCode::OK);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_hang_ends_when_its_fault_is_cleared() {
     for (fault, path) in [
         (Fault::HangsInSleep, "/sleep"),

@@ -224,6 +224,7 @@ fn whatever_an_engine_does_wrong_no_answer_is_wrong() {
         Fault::ResumeFails,
         Fault::Communicator,
         Fault::Unhealthy,
+        Fault::HangsInHealth,
     ];
     let faults = Fault::ALL.iter().filter(|fault| !others.contains(fault));
     let faults: Vec<&'static str> = faults.map(|fault| fault.name()).collect();

@@ -88,9 +88,14 @@ impl Model {
 
     /// Whether its engine has injected this fault.
     pub(crate) fn has_injected(&self, fault: &str) -> bool {
+        self.injected(fault) > 0
+    }
+
+    /// How often its engine has injected this fault.
+    pub(crate) fn injected(&self, fault: &str) -> u64 {
         let answer = http::ask(self.port, "GET", "/metrics", &[], "").unwrap();
         let line = answer.body.lines().find(|line| line.contains(&format!("lie=\"{fault}\""))).unwrap();
-        !line.ends_with(" 0")
+        line.rsplit(' ').next().unwrap().parse().unwrap()
     }
 
     /// What its engine says of its sleep; nothing if it is not there.
