@@ -31,7 +31,7 @@ impl DeviceMemory for Amdgpu {
         let Some(card) = cards.get(gpu.0) else {
             let count = cards.len();
             return Err(format!(
-                "amdgpu has {count} GPUs, counted from 0 by PCI address, and none at {}",
+                "amdgpu has {count} GPUs, counted from 0 by PCI address, and none at {}; change `gpus`, or `measure`",
                 gpu.0
             ));
         };

@@ -26,7 +26,8 @@ impl DeviceMemory for Intel {
         let Some(card) = cards.get(gpu.0) else {
             let count = cards.len();
             return Err(format!(
-                "Intel's drivers have {count} GPUs, counted from 0 by PCI address, and none at {}",
+                "Intel's drivers have {count} GPUs, counted from 0 by PCI address, and none at {}; change `gpus`, or \
+                 `measure`",
                 gpu.0
             ));
         };

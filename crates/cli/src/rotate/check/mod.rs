@@ -135,16 +135,17 @@ pub(super) fn run(path: &Path) -> Result<CheckReport, Failure> {
     if let Some(hibernate) = &config.hibernate {
         found.hibernation(&config, hibernate)?;
     }
+    if matches!(config.memory, MemorySource::Declared { .. }) {
+        found.warnings.push(
+            "memory: nothing is measured; each awake model is believed to take its need, and nothing else to be there"
+                .to_owned(),
+        );
+    }
     match config.memory {
         MemorySource::Devices(driver) => found.devices(&config, &Devices::by(driver))?,
-        MemorySource::Declared { gpu_bytes } => {
-            found.warnings.push(
-                "memory: nothing is measured; each awake model is believed to take its need, and nothing else to be there"
-                    .to_owned(),
-            );
+        MemorySource::Declared { gpu_bytes } | MemorySource::Processes { gpu_bytes } => {
             gpus_of(&config).iter().for_each(|(gpu, models)| found.needs(*gpu, gpu_bytes, models));
         }
-        MemorySource::Processes { .. } => {}
     }
     Ok(report(&config, found))
 }

@@ -131,14 +131,17 @@ fn where_nothing_can_wake_it_fails() {
 }
 
 #[test]
-fn declared_memory_is_believed_with_a_warning() {
+fn a_need_that_no_gpu_has_is_an_error_and_declared_memory_a_warning() {
     let fixture = fixture();
     fixture.write();
-    for (need, code, words) in [
-        ("300MiB", 0, "warning: memory: nothing is measured"),
-        ("600MiB", 1, "error: model `amber` needs 600 MiB on GPU 0, which has 512 MiB"),
+    let too_large = "error: model `amber` needs 600 MiB on GPU 0, which has 512 MiB";
+    for (measure, need, code, words) in [
+        ("declared", "300MiB", 0, "warning: memory: nothing is measured"),
+        ("declared", "600MiB", 1, too_large),
+        ("processes", "300MiB", 0, "nothing is missing"),
+        ("processes", "600MiB", 1, too_large),
     ] {
-        let config = fixture.config().replace("\"processes\"", "\"declared\"");
+        let config = fixture.config().replace("\"processes\"", &format!("{measure:?}"));
         let config = config.replace("\"80MiB\"", &format!("\"{need}\""));
         fixture.folder.write("rotation.toml", config);
         let ran = fixture.run(&["rotate", "check", "--config", "rotation.toml"]);
