@@ -4,7 +4,6 @@ use std::io;
 use std::time::Duration;
 
 use poorwill_front::proxy::Timeouts;
-use tokio::io::AsyncWriteExt;
 
 use super::setup::{EVENTS, Setup, Verdict, Wire, answer, chunk, post_with, run, run_on_one_thread};
 
@@ -127,14 +126,7 @@ fn a_client_that_reads_nothing_is_cut_off() {
         let mut engine = setup.engine().await;
         engine.message().await;
         engine.send(EVENTS).await;
-        // Until all buffers in between are full.
-        let chunk = chunk(&format!("data: {}\n\n", "x".repeat(64 << 10)));
-        loop {
-            tokio::select! {
-                sent = engine.stream.write_all(chunk.as_bytes()) => sent.expect("the answer was not ended"),
-                () = setup.rounds() => break,
-            }
-        }
+        setup.fill(&mut engine).await;
         cancel(&setup);
         setup.until(|seen| seen.running == 0).await;
         engine.ended().await;

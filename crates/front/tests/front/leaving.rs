@@ -77,14 +77,7 @@ fn a_client_that_reads_nothing_blocks_no_other() {
             let mut engine = setup.engine().await;
             engine.message().await;
             engine.send(EVENTS).await;
-            // Until all buffers in between are full.
-            let chunk = chunk(&format!("data: {}\n\n", "x".repeat(64 << 10)));
-            loop {
-                tokio::select! {
-                    sent = engine.stream.write_all(chunk.as_bytes()) => sent.expect("the answer was not ended"),
-                    () = setup.rounds() => break,
-                }
-            }
+            setup.fill(&mut engine).await;
             assert_eq!(setup.until(|_| true).await.running, 1);
             setup.backend.aborted.cancel();
             let seen = setup.until(|seen| seen.running == 0).await;

@@ -338,6 +338,17 @@ impl Setup {
         }
     }
 
+    /// Has an engine send an endless stream until all buffers on the way to its client are full.
+    pub(crate) async fn fill(&self, engine: &mut Wire) {
+        let chunk = chunk(&format!("data: {}\n\n", "x".repeat(64 << 10)));
+        loop {
+            tokio::select! {
+                sent = engine.stream.write_all(chunk.as_bytes()) => sent.expect("the answer was not ended"),
+                () = self.rounds() => break,
+            }
+        }
+    }
+
     pub(crate) fn say(&self, verdict: Verdict) {
         self.backend.verdict.send_replace(verdict);
     }
