@@ -27,9 +27,9 @@ impl Looks {
 pub(super) struct GivenUp {
     at: Option<Time>,
     /// How often in sequence, each soon after another.
-    pub(super) again: u32,
+    again: u32,
     /// Whether the engine that ends now is one of these.
-    pub(super) is_ending: bool,
+    is_ending: bool,
 }
 
 impl GivenUp {
@@ -37,5 +37,10 @@ impl GivenUp {
         let is_again = self.at.is_some_and(|at| now < at.after(AGAIN));
         self.again = if is_again { self.again.saturating_add(1) } else { 0 };
         (self.at, self.is_ending) = (Some(now), true);
+    }
+
+    /// The engine has ended: how often in sequence one was given up before it, 0 where its end has another cause.
+    pub(super) fn take_ended(&mut self) -> u32 {
+        if std::mem::take(&mut self.is_ending) { self.again } else { 0 }
     }
 }

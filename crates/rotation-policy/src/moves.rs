@@ -569,7 +569,7 @@ impl Policy {
             _ => false,
         };
         // One that comes up well and is not soon after is quarantined, each time for longer.
-        let again = if std::mem::take(&mut model.given_up.is_ending) { model.given_up.again } else { 0 };
+        let again = model.given_up.take_ended();
         model.failures = model.failures.max(again) + 1;
         model.repeats_wake = false;
         model.move_failed();
