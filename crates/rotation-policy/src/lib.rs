@@ -343,7 +343,7 @@ impl Policy {
             }
             Input::Left(request) => self.left(request),
             Input::Ended { op, outcome } => self.ended(op, outcome),
-            Input::Holds { model, bytes } if model.0 < known => self.seen(model.0, &bytes),
+            Input::Holds { model, bytes } if model.0 < known => self.seen_by_process(model.0, &bytes),
             Input::Lost(model) if model.0 < known => self.lost(model.0),
             Input::Slept(model) if model.0 < known => self.slept(model.0),
             Input::Looked { model, look } if model.0 < known => self.looked(model.0, &look),

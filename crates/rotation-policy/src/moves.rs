@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::choose::{NO_MEMORY, Space};
 use super::look_count::Looks;
 use super::messages::{Effect, EngineState, Event, OpId, Refusal, Task, TaskOutcome};
-use super::need_seen::less;
+use super::need_seen::{larger, less};
 use super::queue::Claim;
 use super::rules::{Gpu, Limits, ModelId};
 use super::step::{Activated, Activation, Leave, Move, Op, Stage, Step, Then};
@@ -247,7 +247,7 @@ impl Policy {
             Step::AfterStop { before } => {
                 self.measured(id, free);
                 if !self.models[id].is_disturbed {
-                    self.seen(id, &less(free, &before));
+                    self.released_in_all(id, less(free, &before));
                 }
                 self.is_away(id);
             }
@@ -426,19 +426,7 @@ impl Policy {
             last.iter().zip(free).all(|(last, free)| last.abs_diff(*free) <= STEADY_BYTES)
         });
         if missing.is_none() && (model.min_release.is_some() || is_steady) {
-            let held = match &model.held {
-                Some(held) => held.iter().zip(&freed).map(|(held, freed)| *held.max(freed)).collect(),
-                None => freed,
-            };
-            if !model.is_disturbed && model.held.as_ref() != Some(&held) {
-                let event = Event::Learnt { held_bytes: held.clone() };
-                self.out.push(Effect::Report { model: ModelId(id), event });
-                // What a sleep keeps is no part of it, so alone it is no whole need.
-                if model.known_need().is_some() {
-                    self.seen(id, &held);
-                }
-                self.models[id].held = Some(held);
-            }
+            self.learn_release(id, freed);
             self.models[id].move_ended(Move::Leave, self.now);
             self.models[id].hibernation.is_usual = false;
             return self.enter(id, Stage::Asleep);
@@ -456,6 +444,23 @@ impl Policy {
         self.out.push(Effect::Report { model: ModelId(id), event });
         self.discard_measurements(id);
         self.engine_failed(id, "it reports that it sleeps, but its memory was not released");
+    }
+
+    fn learn_release(&mut self, id: usize, freed: Vec<u64>) {
+        let model = &mut self.models[id];
+        if model.is_disturbed {
+            return;
+        }
+        let held = model.held.as_ref().map_or_else(|| freed.clone(), |held| larger(held, &freed));
+        if model.held.as_ref() != Some(&held) {
+            model.held = Some(held.clone());
+            let event = Event::Learnt { held_bytes: held };
+            self.out.push(Effect::Report { model: ModelId(id), event });
+        }
+        // What a sleep keeps is no part of it, so alone it is no whole need.
+        if self.models[id].known_need().is_some() {
+            self.released_in_all(id, freed);
+        }
     }
 
     fn stopped(&mut self, id: usize, then: Then) {
