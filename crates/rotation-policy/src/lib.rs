@@ -468,9 +468,10 @@ impl Policy {
                 self.out.push(Effect::Refuse { request, model: ModelId(id), refusal });
             }
             // No request waits any more, and nothing was begun.
-            if model.is_selected && !model.is_wanted() && model.activation().is_some() {
-                model.is_selected = false;
-                self.changes += 1;
+            if !model.is_wanted() && model.activation().is_some() {
+                // Its next wake is a first one.
+                model.repeats_wake = false;
+                self.changes += u64::from(mem::take(&mut model.is_selected));
             }
         }
     }

@@ -305,6 +305,26 @@ fn memory_is_measured_before_the_second_wake() {
     assert_eq!(fixture.stage(0), "ready");
 }
 
+#[test]
+fn a_wake_that_ended_for_lack_of_memory_does_not_count_for_the_next_one() {
+    use Task::{Probe, Wake};
+    let mut fixture = fixture(|rules| rules.can_restart = false);
+    fixture.instead = vec![failed(Wake)];
+    fixture.late = vec![(0, Wake)];
+    let request = fixture.ask(0);
+    // Another program has the memory by now.
+    fixture.instead.extend(vec![(0, Task::Measure, memory_of(vec![GIB])); 1000]);
+    fixture.finish();
+    fixture.pass(11_000);
+    assert!(matches!(fixture.refused[&request], Refusal::NoMemory { .. }), "{:?}", fixture.refused);
+    assert_eq!((fixture.stage(0), moves(&mut fixture)), ("asleep", vec![Wake, Probe, Probe]));
+    fixture.pass(10_000);
+    fixture.instead = vec![failed(Wake)];
+    let request = fixture.ask(0);
+    assert_eq!((fixture.stage(0), moves(&mut fixture)), ("ready", vec![Wake, Probe, Wake]));
+    assert_eq!(fixture.admitted, [(request, 0)]);
+}
+
 /// SGLang does not say whether it slept.
 #[test]
 fn where_an_engine_does_not_say_what_it_does_its_memory_does() {
