@@ -279,7 +279,7 @@ impl Policy {
             Step::AfterStop { before } => {
                 self.measured(id, free);
                 if !self.models[id].is_disturbed {
-                    self.released_in_all(id, less(free, &before));
+                    self.released_in_all(id, &less(free, &before));
                 }
                 self.is_away(id);
             }
@@ -458,7 +458,7 @@ impl Policy {
             last.iter().zip(free).all(|(last, free)| last.abs_diff(*free) <= STEADY_BYTES)
         });
         if missing.is_none() && (model.min_release.is_some() || is_steady) {
-            self.learn_release(id, freed);
+            self.learn_release(id, &freed);
             self.models[id].move_ended(Move::Leave, self.now);
             self.models[id].hibernation.is_usual = false;
             return self.enter(id, Stage::Asleep);
@@ -478,12 +478,12 @@ impl Policy {
         self.engine_failed(id, "it reports that it sleeps, but its memory was not released");
     }
 
-    fn learn_release(&mut self, id: usize, freed: Vec<u64>) {
+    fn learn_release(&mut self, id: usize, freed: &[u64]) {
         let model = &mut self.models[id];
         if model.is_disturbed {
             return;
         }
-        let held = model.held.as_ref().map_or_else(|| freed.clone(), |held| larger(held, &freed));
+        let held = model.held.as_ref().map_or_else(|| freed.to_owned(), |held| larger(held, freed));
         if model.held.as_ref() != Some(&held) {
             model.held = Some(held.clone());
             let event = Event::Learnt { held_bytes: held };

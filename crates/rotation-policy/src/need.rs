@@ -96,13 +96,13 @@ impl Policy {
     }
 
     /// Takes over what a sleep or a stop of its engine released.
-    pub(super) fn released_in_all(&mut self, id: usize, bytes: Vec<u64>) {
+    pub(super) fn released_in_all(&mut self, id: usize, bytes: &[u64]) {
         let need = &mut self.models[id].need;
         if need.is_by_process {
             return;
         }
-        if let Some(before) = need.released.replace(bytes.clone()) {
-            self.seen(id, &smaller(&before, &bytes));
+        if let Some(before) = need.released.replace(bytes.to_owned()) {
+            self.seen(id, &smaller(&before, bytes));
         }
     }
 
