@@ -12,6 +12,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 const SHOW_AFTER: Duration = Duration::from_secs(1);
 
 /// Disappears when dropped.
+#[derive(Debug)]
 pub struct Progress {
     bar: ProgressBar,
     /// Dropping the sender ends the thread that shows the bar.
