@@ -33,8 +33,8 @@ fn is_foreign(frame: &str) -> bool {
     STARTS.iter().any(|start| frame.starts_with(start)) || PARTS.iter().any(|part| frame.contains(part))
 }
 
-/// The frame that matters: the innermost of the program in Python, else the operation of the backward pass, else the
-/// innermost of neither PyTorch, recorder nor allocator.
+/// The frame that matters: the innermost of the program in Python, else the operation of the backward pass. Without
+/// these it is the innermost of neither PyTorch, recorder nor allocator.
 pub(crate) fn own_at(stack: &[String]) -> Option<usize> {
     let first = |is: &dyn Fn(&str) -> bool| stack.iter().position(|frame| is(frame));
     first(&|frame| is_python(frame) && !is_foreign(frame))

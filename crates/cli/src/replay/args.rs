@@ -46,8 +46,7 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "CLAIM")]
     pub(crate) claim: Vec<ClaimArg>,
 
-    /// Write a page with the curves, the addresses and who has what to this file, for a browser; of several ranks it
-    /// shows the one that is chosen
+    /// Write a page with the curves, the addresses and who has what to this file, for a browser. Ranks are chosen there
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
 

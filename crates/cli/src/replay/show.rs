@@ -41,28 +41,23 @@ fn one(replayed: &Replayed) -> String {
 
 /// A setup per line, with its settings below it, so that none breaks.
 fn setups(rows: &[Row]) -> Table {
-    let mut table = table(["setup", "fits", "needs", "retries", "peak", "at", "held at the end", "failed"]);
+    let mut table = table(["setup", "fits", "needs", "retries", "peak", "failed"]);
     for row in rows {
         let (kind, settings) = row.setup.split_once(':').unwrap_or((&*row.setup, ""));
         let settings = settings.split(',').filter(|setting| !setting.is_empty());
         let setup: String = settings.fold(kind.to_owned(), |text, setting| format!("{text}\n  {setting}"));
-        let held = if row.verdict == Verdict::DoesNotFit { String::new() } else { size(row.held_bytes) };
         let failed = row.failed_step.zip(row.asked_bytes);
-        let failed = failed.map(|(step, bytes)| format!("{} at step {step}", size(bytes)));
+        let failed = failed.map(|(step, bytes)| format!("{}\nstep {step}", size(bytes)));
         table.add_row([
             setup,
             verdict(row.verdict).to_owned(),
             row.needs_bytes.map_or_else(|| "–".to_owned(), size),
             row.retries.map_or_else(|| "–".to_owned(), |retries| retries.to_string()),
-            size(row.peak_bytes),
-            at(row),
-            held,
+            format!("{}\n{}", size(row.peak_bytes), at(row)),
             failed.unwrap_or_default(),
         ]);
     }
-    if let Some(column) = table.column_mut(0) {
-        column.set_constraint(ColumnConstraint::ContentWidth);
-    }
+    table.set_constraints([ColumnConstraint::ContentWidth; 6]);
     table
 }
 

@@ -73,7 +73,7 @@ fn a_text_has_the_answer_first() {
     assert!(lines[1].contains("No allocator can help"), "{lines:?}");
     assert!(ran.stdout.contains("weights, int4"), "{lines:?}");
     // 22.70 GiB of 22.56: each of these alone has as much.
-    let advice = "It fits with 140 MiB less of one of these: weights, int4 (14.5 GiB), key-value cache, fp8 (4.67 GiB), \
+    let advice = "It fits with 140.42 MiB less of one of these: weights, int4 (14.5 GiB), key-value cache, fp8 (4.67 GiB), \
                   workspaces and activations (2 GiB).";
     assert_eq!(lines[2].replace('\u{a0}', " "), advice);
     // A card that is large enough.
@@ -318,7 +318,7 @@ fn a_load_that_ran_out_of_memory_is_never_said_to_fit() {
         "{notes}"
     );
     assert!(
-        trace["advice"][0].as_str().unwrap().starts_with("It fits with 922 MiB less of one of these: "),
+        trace["advice"][0].as_str().unwrap().starts_with("It fits with 921.6 MiB less of one of these: "),
         "{trace}"
     );
 

@@ -7,14 +7,14 @@ use serde::Serialize;
 use crate::frames;
 use crate::trace::{Step, Trace};
 
-/// So many of the largest are told apart, and no more are shown.
+/// So many of the largest are distinguished, and no more are shown.
 const HOLDERS_MAX: usize = 20;
 const SHOWN_MAX: usize = 3;
 
 /// What one caller has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Holder {
-    /// The frames that matter, the innermost first, and those that tell it from others; empty if none are known.
+    /// The frames that matter, the innermost first, and those that set it apart from others; empty if none are known.
     pub shown: Vec<String>,
     /// All frames of its largest stack.
     pub frames: Vec<String>,
@@ -44,7 +44,7 @@ pub fn holders(trace: &Trace, steps: usize) -> Vec<Holder> {
     all.sort_by(|(one, first), (other, second)| (second.bytes, one).cmp(&(first.bytes, other)));
     all.truncate(HOLDERS_MAX);
     let chains: Vec<&[String]> = all.iter().map(|(chain, _)| &**chain).collect();
-    let shown = told_apart(&chains);
+    let shown = distinguished(&chains);
     all.into_iter().zip(shown).map(|((_, holder), shown)| Holder { shown, ..holder }).collect()
 }
 
@@ -72,14 +72,14 @@ fn by_stack(trace: &Trace, steps: usize) -> Vec<(u32, (u64, u64))> {
 }
 
 /// The first frames of each chain, and the frame where it parts from those that look the same so far.
-fn told_apart(chains: &[&[String]]) -> Vec<Vec<String>> {
+fn distinguished(chains: &[&[String]]) -> Vec<Vec<String>> {
     let mut depths: Vec<Vec<usize>> =
         chains.iter().map(|chain| (0..chain.len().min(SHOWN_MAX)).collect()).collect();
     let shown = |chain: &[String], depths: &[usize]| -> Vec<String> {
         let frame = |at: &usize| chain.get(*at).map_or("(outermost)", String::as_str).to_owned();
         depths.iter().map(frame).collect()
     };
-    // Each turn tells at least two of a group apart, so the number of chains bounds the turns.
+    // Each turn parts at least two of a group, so the number of chains bounds the turns.
     for _ in chains {
         let mut groups: HashMap<Vec<String>, Vec<usize>> = HashMap::new();
         for (at, chain) in chains.iter().enumerate() {
@@ -109,6 +109,6 @@ fn rows_differ_in_what_is_shown() {
         .map(|chain| chain.chars().map(String::from).collect())
         .collect();
     let chains: Vec<&[String]> = chains.iter().map(Vec::as_slice).collect();
-    let shown: Vec<String> = told_apart(&chains).iter().map(|frames| frames.join(" < ")).collect();
+    let shown: Vec<String> = distinguished(&chains).iter().map(|frames| frames.join(" < ")).collect();
     assert_eq!(shown, ["e < e < e < a < x", "e < e < e < b", "e < e < e < a < y", "e < e < e < (outermost)"]);
 }

@@ -15,8 +15,8 @@ const REPLAYS_MAX: u32 = 24;
 /// More than any device has.
 const UNBOUNDED_BYTES: u64 = 1 << 42;
 
-/// For each run, the smallest memory that its setup fits in with all claims; `None` if it fits in none, or if the trace
-/// is too long to look for it.
+/// For each run, the smallest memory that its setup fits in with all claims. `None` if it fits in none, or if the trace
+/// is too long to search.
 pub(super) fn needs(trace: &Trace, runs: &[Run]) -> Result<Vec<Option<u64>>, ReplayError> {
     let exact = EXACT_BYTES.iter().find(|(steps, _)| trace.steps.len() <= *steps);
     let Some((_, exact_bytes)) = exact else {

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use ::poorwill::ByteSize;
 
 use super::holders::Holder;
-use super::{Answer, Row, Verdict};
+use super::verdict::{Answer, Row, Verdict};
 use crate::claim;
 use crate::replay::{Failure, Run};
 use crate::trace::Trace;
@@ -22,11 +22,11 @@ pub(super) fn sentence(trace: &Trace, runs: &[Run], answer: &Answer) -> String {
         Some(failure) => fails(trace, run, failure),
     };
     // Writing to a text cannot fail.
-    if let Some(retries) = run.retries.filter(|retries| *retries > 0) {
-        let _ =
-            write!(text, " PyTorch gives back all that is free and tries again {} for that.", times(retries));
-    }
     if run.fits() {
+        if let Some(retries) = run.retries.filter(|retries| *retries > 0) {
+            let times = times(retries);
+            let _ = write!(text, " PyTorch gives back all that is free and tries again {times} for that.");
+        }
         return text;
     }
     let usable = run.card.usable_bytes();
@@ -43,7 +43,8 @@ pub(super) fn sentence(trace: &Trace, runs: &[Run], answer: &Answer) -> String {
     } else {
         text.push_str(" None of the setups that were tried fits.");
     }
-    if let Some(needs) = answer.needs_bytes {
+    let is_said = fitting.is_empty() && answer.live_peak_bytes > usable;
+    if let Some(needs) = answer.needs_bytes.filter(|_| !is_said) {
         let (needs, more) = (ByteSize(needs), ByteSize(needs.saturating_sub(usable)));
         let _ = write!(text, " With `{}` it needs {needs}, {more} more.", run.setup);
     }
@@ -148,7 +149,7 @@ fn shrinking(trace: &Trace, run: &Run, answer: &Answer) -> Option<String> {
     let claims = claims.map(|claim| (format!("the claim {}", claim.name), claim.bytes));
     let asked = run.failure.filter(|failure| !failure.is_claim);
     let asked = asked.and_then(|failure| trace.asked_at(failure.step));
-    let asked = asked.map(|block| (format!("the request of {}", named(trace.frames_of(block))), block.bytes));
+    let asked = asked.map(|block| (request_of(trace.frames_of(block)), block.bytes));
     let held = answer.holders.iter().map(|holder| (who(holder), holder.bytes));
     let mut all: Vec<(String, u64)> = claims.chain(asked).chain(held).collect();
     all.sort_by_key(|(_, bytes)| u64::MAX - bytes);
@@ -167,9 +168,10 @@ fn shrinking(trace: &Trace, run: &Run, answer: &Answer) -> Option<String> {
 }
 
 fn who(holder: &Holder) -> String {
-    holder.shown.first().map_or_else(|| "what has no frames".to_owned(), Clone::clone)
+    holder.shown.first().map_or_else(|| "blocks without frames".to_owned(), Clone::clone)
 }
 
-fn named(frames: &[String]) -> String {
-    crate::frames::of_program(frames).into_iter().next().unwrap_or_else(|| "what has no frames".to_owned())
+fn request_of(frames: &[String]) -> String {
+    let own = crate::frames::of_program(frames).into_iter().next();
+    own.map_or_else(|| "the request itself".to_owned(), |own| format!("the request of {own}"))
 }

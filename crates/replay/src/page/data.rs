@@ -4,12 +4,12 @@ use std::thread;
 
 use serde::Serialize;
 
-use super::PageTrace;
 use super::addresses::Map;
 use super::claims::{self, Shelf};
 use super::frames::Frames;
 use super::holders::{self, Holders, Owners};
 use super::looks::{ceiling, looks};
+use super::shown::PageTrace;
 use super::{chosen, curves};
 use crate::replay::{ReplayError, Run, moments};
 use crate::trace::Trace;

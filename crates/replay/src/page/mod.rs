@@ -15,15 +15,16 @@ mod data;
 mod frames;
 mod holders;
 mod looks;
+mod shown;
 mod svg;
 
 use std::fmt::Write;
 
-use crate::replay::{ReplayError, Run};
-use crate::trace::Trace;
+use crate::replay::ReplayError;
 
 use self::looks::escaped;
 
+pub use self::shown::PageTrace;
 pub use self::svg::svg;
 
 /// Only the style and the script in the page may load, by their SHA-256. A test computes both.
@@ -34,36 +35,6 @@ const POLICY: &str = "default-src 'none'; \
 const STYLE: &str = include_str!("page.css");
 const BODY: &str = include_str!("page.html");
 const SCRIPT: &str = include_str!("page.js");
-
-/// One of the traces of a page.
-///
-/// ```
-/// use poorwill_replay::page::{PageTrace, page};
-/// use poorwill_replay::trace::{Block, TraceBuilder};
-/// use poorwill_replay::{Card, Claim, Trace, replay};
-///
-/// let mut trace = TraceBuilder::new("a load");
-/// let stack = trace.stack(vec!["model.py:12 load".into()]);
-/// trace.phase("load");
-/// trace.alloc(1, Block { bytes: 3 << 20, stream: 0, pool: 0, stack }).unwrap();
-/// let graphs = Claim { name: "graphs".into(), bytes: 1 << 20, from_step: 0, to_step: 1 };
-/// let trace = Trace { claims: vec![graphs], ..trace.finish(None) };
-///
-/// let card = Card { total_bytes: 1 << 30, taken_bytes: 0, budget_bytes: None };
-/// let run = replay(&trace, &"pytorch".parse()?, card)?;
-/// let shown = PageTrace { trace: &trace, runs: &[run], answer: "It fits." };
-/// assert!(page(&[shown])?.starts_with("<!doctype html>"));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Debug, Clone, Copy)]
-pub struct PageTrace<'a> {
-    /// What was recorded.
-    pub trace: &'a Trace,
-    /// Its runs. The first one's addresses are shown first.
-    pub runs: &'a [Run],
-    /// Sentences: whether it fits, and what would make it fit.
-    pub answer: &'a str,
-}
 
 /// The page of these traces, such as the ranks of a program. The first one is shown first, and the reader chooses others.
 ///

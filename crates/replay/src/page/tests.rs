@@ -7,8 +7,8 @@ use sha2::{Digest as _, Sha256};
 use super::*;
 use crate::card::Card;
 use crate::claim::Claim;
-use crate::replay::replay;
-use crate::trace::{Block, TraceBuilder};
+use crate::replay::{Run, replay};
+use crate::trace::{Block, Trace, TraceBuilder};
 
 const MARKUP: &str = "</script><img src=x onerror=alert(1)><!-- & \" '";
 
