@@ -41,7 +41,6 @@ fn wait(browser: &Browser, expression: &str) {
 /// A page of the traces' load, on a card of so many bytes.
 fn write_page(path: &Path, total_bytes: u64) {
     let trace = traces::moe();
-    let runs = traces::runs(&trace, total_bytes);
     let last = trace.steps.len();
     let claim = |name: &str, bytes, phase: usize| Claim {
         name: name.to_owned(),
@@ -49,9 +48,9 @@ fn write_page(path: &Path, total_bytes: u64) {
         from_step: trace.phases[phase].from,
         to_step: last,
     };
-    let claims =
-        vec![claim("weights", 22 * GIB, 1), claim("cache", 9 * GIB, 2), claim("graphs", GIB * 3 / 2, 3)];
+    let claims = vec![claim("library", 22 << 20, 1), claim("cache", 9 << 20, 2), claim("graphs", 3 << 19, 3)];
     let trace = Trace { claims, ..trace };
+    let runs = traces::runs(&trace, total_bytes);
     let answer = "It needs 31.30 GiB with Poorwill's pool, and 34.59 GiB with PyTorch's allocator.";
     fs::write(path, page_of(&trace, &runs, answer)).unwrap();
     fs::write(path.with_extension("svg"), svg(&trace, &runs, 800, 520)).unwrap();
