@@ -557,8 +557,7 @@ fn commands_of_operators_are_carried_out() {
     assert!(output.starts_with("amber: wake accepted; it is ") && output.ends_with('\n'), "{output}");
     is("amber", "ready");
     let reply = fixture.order(&["pin", "amber", "--json"]).json();
-    // `order` is the old name of `command`, for one release.
-    assert_eq!((&reply["command"], &reply["order"]), (&"pin".into(), &"pin".into()), "{reply}");
+    assert_eq!((&reply["command"], &reply["model"]), (&"pin".into(), &"amber".into()), "{reply}");
     assert_eq!(fixture.now("amber")["is_pinned"], true);
     fixture.order(&["pin", "amber", "--off"]).succeeded();
     assert_eq!(fixture.now("amber")["is_pinned"], false);
