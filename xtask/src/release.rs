@@ -18,7 +18,8 @@ const BY_HAND: &[&str] = &[
     "run `cargo xtask release --dry-run` again, over that commit",
     "git tag --sign v$VERSION && git push origin v$VERSION",
     "cargo publish --workspace --locked",
-    "upload the wheels of `cargo xtask dist` to the Python index, the source archive beside them",
+    "upload the wheels and the source archive of `cargo xtask dist` to the Python index",
+    "add the archives with the command, which `cargo xtask dist` prints beside each wheel, to the tag's release",
     "put the book (`cargo xtask book`) where `documentation` leads",
 ];
 
