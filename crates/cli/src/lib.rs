@@ -12,6 +12,7 @@ mod mock_engine;
 mod reference;
 mod replay;
 mod rotate;
+mod warnings;
 
 use std::process::ExitCode;
 
