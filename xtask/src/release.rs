@@ -11,16 +11,24 @@ use crate::steps::{Failure, Step, note, say, workspace_root};
 use crate::toolchain::target_folder;
 use crate::{book, dist};
 
-/// What remains when every check has passed, in this order.
+/// What remains for a person when every check has passed, in this order.
 const BY_HAND: &[&str] = &[
-    "set `repository` in Cargo.toml and the URLs in crates/python/pyproject.toml to where the project is public",
+    "choose the public repository, with private reports of vulnerabilities (SECURITY.md), and the book's address",
+    "set `repository` in Cargo.toml; in crates/python/pyproject.toml Repository, Changelog, Documentation (the book)",
+    "Rust's registry: an account with a confirmed address, `cargo login`, and every name of our crates free or yours",
+    "the Python index: an account with a token for uploads, and the name `poorwill` free or yours",
+    "a key for signed tags (`git config user.signingkey`), whose public half the repository's site has",
+    "`git grep -n -e 'first release' -e 'is released yet' README.md docs`: remove what holds only before a release",
     "name the version and the day in CHANGELOG.md, and commit",
     "run `cargo xtask release --dry-run` again, over that commit",
     "git tag --sign v$VERSION && git push origin v$VERSION",
-    "cargo publish --workspace --locked",
-    "upload the wheels and the source archive of `cargo xtask dist` to the Python index",
-    "add the archives with the command, which `cargo xtask dist` prints beside each wheel, to the tag's release",
-    "put the book (`cargo xtask book`) where `documentation` leads",
+    "cargo publish --workspace --locked; where the registry limits new crates, wait, and `--exclude` those that are there",
+    "upload the wheels (x86-64 and aarch64) and the source archive of `cargo xtask dist` to the Python index",
+    "publish the release of the tag at the repository's site, with its section of CHANGELOG.md, the archives with the \
+     command, which `cargo xtask dist` prints beside each wheel, and their checksums",
+    "put the book (`cargo xtask book`) at its address",
+    "in fresh environments: pip install poorwill==$VERSION; cargo install --locked poorwill-cli@$VERSION; try both",
+    "begin the next version: `version` in Cargo.toml, and `## Unreleased` in CHANGELOG.md",
 ];
 
 /// A package has no profile of the workspace. With these most of what it needs was compiled for tests already.

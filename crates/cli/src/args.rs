@@ -1,11 +1,10 @@
 //! The commands: those of this machine, and the services. `docs/reference/commands.md` is generated from them.
 
-use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
-use poorwill_local::command_line::{CommandLine, split};
+use poorwill_local::command_line::CommandLine;
 use poorwill_local::failure;
 
 use crate::completions::{self, CompletionsArgs};
@@ -68,17 +67,6 @@ impl CommandLine for Args {
 
     fn complete(command: clap::Command) -> clap::Command {
         command.mut_subcommands(with_config_usage)
-    }
-
-    fn old_names(words: &[OsString]) -> Vec<(&'static str, &'static str)> {
-        let has = |rest: &[OsString], option: &str| {
-            rest.iter().any(|word| word.to_string_lossy().split('=').next() == Some(option))
-        };
-        match split(words) {
-            Some(("rotate", rest)) if has(rest, "--lasts") => vec![("--lasts", "--duration")],
-            Some(("mock-engine", rest)) if has(rest, "--lie") => vec![("--lie", "--fault")],
-            _ => poorwill_local::Command::old_names(words),
-        }
     }
 
     fn mistake(&self) -> Option<(ErrorKind, String)> {

@@ -40,7 +40,6 @@ pub(crate) struct Delay {
 
 const DEVICES: &str = "256GiB/2MiB,16GiB/PAGE";
 const SIMULATE: &str = "POORWILL_FAKE_CUDA_SIMULATE";
-const SIMULATE_OLD: &str = "POORWILL_FAKE_CUDA_PLAY";
 
 /// Whether there is a symbol of this name.
 pub(crate) type IsSymbol = fn(&str) -> bool;
@@ -49,7 +48,7 @@ impl Config {
     pub(crate) fn from_environment(is_symbol: IsSymbol) -> Result<Self, String> {
         let devices = list("POORWILL_FAKE_CUDA_DEVICES", DEVICES, device)?;
         Ok(Self {
-            simulations: simulations(&list(simulate_variable(), "", setting)?, devices.len())?,
+            simulations: simulations(&list(SIMULATE, "", setting)?, devices.len())?,
             devices,
             failures: list("POORWILL_FAKE_CUDA_FAIL", "", |item| failure(item, is_symbol))?,
             delays: list("POORWILL_FAKE_CUDA_DELAY", "", |item| delay(item, is_symbol))?,
@@ -57,14 +56,6 @@ impl Config {
             script: Script::of(list("POORWILL_FAKE_CUDA_CHECKPOINT", "", event)?),
         })
     }
-}
-
-fn simulate_variable() -> &'static str {
-    if env::var_os(SIMULATE).is_some() || env::var_os(SIMULATE_OLD).is_none() {
-        return SIMULATE;
-    }
-    eprintln!("fake libcuda: {SIMULATE_OLD} is now called {SIMULATE}; the old name works for one release");
-    SIMULATE_OLD
 }
 
 fn list<T>(

@@ -29,7 +29,7 @@
 //! | `POORWILL_FAKE_CUDA_DEVICES` | `TOTAL[/GRANULE]` per device; a granule may be `PAGE`. Default: `256GiB/2MiB,16GiB/PAGE` |
 //! | `POORWILL_FAKE_CUDA_FAIL` | `SYMBOL:N[:COUNT[:CODE]]`: the N-th call of the symbol, counted from 1, and the COUNT - 1 after it do nothing and return CODE (default 999). `*` is every symbol that `poorwillFakeArm` counts |
 //! | `POORWILL_FAKE_CUDA_DELAY` | `SYMBOL:MICROSECONDS`: calls of the symbol take that much longer |
-//! | `POORWILL_FAKE_CUDA_SIMULATE` | `DEVICE:KEY=VALUE`: what a device [simulates](self#simulation). The old name `POORWILL_FAKE_CUDA_PLAY` works for one release |
+//! | `POORWILL_FAKE_CUDA_SIMULATE` | `DEVICE:KEY=VALUE`: what a device [simulates](self#simulation) |
 //! | `POORWILL_FAKE_CUDA_PROCESSES` | a folder: `cuInit` registers this process in it, and `cuCheckpointProcess*` finds others there. Without it, these are `CUDA_ERROR_NOT_SUPPORTED` |
 //! | `POORWILL_FAKE_CUDA_CHECKPOINT` | what happens to this process [when it is taken off](self#checkpoints) |
 //!

@@ -1,6 +1,5 @@
 //! The commands, and what their options mean together.
 
-use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::Subcommand;
@@ -9,7 +8,6 @@ use poorwill::DeviceSpec;
 
 use crate::arguments::other_device;
 use crate::bench::{self, BenchArgs, Benchmark};
-use crate::command_line::split;
 use crate::demo::{self, DemoArgs};
 use crate::doctor::{self, DoctorArgs};
 use crate::failure;
@@ -29,7 +27,6 @@ pub enum Command {
     /// free, as loading a large model does.
     Demo(DemoArgs),
     /// Load safetensors files, put them to sleep, wake them, and verify every tensor
-    #[command(alias = "nap")]
     Verify(VerifyArgs),
     /// Take processes off their GPUs, so that engines that sleep leave nothing there, or put them back
     ///
@@ -53,15 +50,6 @@ impl Command {
             Self::Hibernate(args) => hibernate::run(args),
             Self::Doctor(args) => failure::finish(args.json, doctor::run(&args)),
             Self::Bench(args) => bench::run(args.bench),
-        }
-    }
-
-    /// The old names in a command line, each with its new name.
-    #[must_use]
-    pub fn old_names(words: &[OsString]) -> Vec<(&'static str, &'static str)> {
-        match split(words) {
-            Some(("nap", _)) => vec![("nap", "verify")],
-            _ => Vec::new(),
         }
     }
 

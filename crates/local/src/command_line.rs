@@ -26,9 +26,6 @@ pub trait CommandLine: CommandFactory + FromArgMatches {
         None
     }
 
-    /// The old names in these words, which work for one release, each with its new name.
-    fn old_names(words: &[OsString]) -> Vec<(&'static str, &'static str)>;
-
     /// What is wrong with arguments that are right one by one.
     fn mistake(&self) -> Option<(ErrorKind, String)>;
 
@@ -40,12 +37,8 @@ pub trait CommandLine: CommandFactory + FromArgMatches {
 #[must_use]
 pub fn main<A: CommandLine>() -> ExitCode {
     let words: Vec<_> = std::env::args_os().skip(1).collect();
-    for (old, new) in A::old_names(&words) {
-        // Without standard error there is no place for it.
-        let _ = writeln!(io::stderr(), "`{old}` is now `{new}`");
-    }
     if let Some(message) = A::elsewhere(&words) {
-        // As above.
+        // Without standard error there is no place for it.
         let _ = writeln!(io::stderr(), "error: {message}");
         return ExitCode::from(2);
     }
@@ -97,15 +90,4 @@ fn chosen<A: CommandLine>(words: &[OsString]) -> Command {
         }
     }
     command
-}
-
-/// The command of a line, and the words behind it. No option stands before a command.
-#[must_use]
-pub fn split(words: &[OsString]) -> Option<(&str, &[OsString])> {
-    let (command, rest) = match words {
-        [help, command, ..] if help == "help" => (command, &[][..]),
-        [command, rest @ ..] => (command, rest),
-        [] => return None,
-    };
-    Some((command.to_str()?, rest))
 }

@@ -13,8 +13,14 @@ use serde_json::{Map, Value};
 pub trait CommandOutput: Serialize {
     /// What a mismatch means.
     const MISMATCH: &'static str = "not verified";
+    /// The exit code if there is no result.
+    const FAILED: u8 = 1;
     /// What was wrong.
     fn mismatch(&self) -> Option<&str>;
+    /// The exit code of a result.
+    fn code(&self) -> u8 {
+        u8::from(self.mismatch().is_some())
+    }
     /// For people.
     fn text(&self) -> String;
 }
@@ -106,12 +112,12 @@ pub fn finish<O: CommandOutput>(json: bool, outcome: Result<O, Failure>) -> Exit
         }
     };
     match (outcome, printed) {
-        (Ok(outcome), Ok(())) if outcome.mismatch().is_none() => ExitCode::SUCCESS,
+        (Ok(outcome), Ok(())) => ExitCode::from(outcome.code()),
         (_, Err(error)) if error.kind() != io::ErrorKind::BrokenPipe => {
             let _ = writeln!(io::stderr(), "error: cannot print the result: {error}");
-            ExitCode::FAILURE
+            ExitCode::from(O::FAILED)
         }
-        _ => ExitCode::FAILURE,
+        _ => ExitCode::from(O::FAILED),
     }
 }
 

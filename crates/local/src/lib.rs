@@ -17,7 +17,7 @@ mod doctor;
 pub mod failure;
 pub mod files;
 mod hibernate;
-mod progress;
+pub mod progress;
 pub mod text;
 mod verify;
 

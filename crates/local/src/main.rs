@@ -29,10 +29,6 @@ impl CommandLine for Args {
         ))
     }
 
-    fn old_names(words: &[OsString]) -> Vec<(&'static str, &'static str)> {
-        Command::old_names(words)
-    }
-
     fn mistake(&self) -> Option<(ErrorKind, String)> {
         self.command.mistake()
     }

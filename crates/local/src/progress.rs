@@ -12,25 +12,30 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 const SHOW_AFTER: Duration = Duration::from_secs(1);
 
 /// Disappears when dropped.
-pub(crate) struct Progress {
+#[derive(Debug)]
+pub struct Progress {
     bar: ProgressBar,
     /// Dropping the sender ends the thread that shows the bar.
     shown: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
 impl Progress {
-    pub(crate) fn bytes(label: &str, bytes: u64) -> Self {
+    /// A step of so many bytes.
+    #[must_use]
+    pub fn bytes(label: &str, bytes: u64) -> Self {
         let bar = ProgressBar::with_draw_target(Some(bytes), ProgressDrawTarget::hidden());
         Self::start(bar, label, "{msg:10} {wide_bar} {binary_bytes:>10} of {binary_total_bytes}")
     }
 
     /// A step without known size.
-    pub(crate) fn waiting(label: &str) -> Self {
+    #[must_use]
+    pub fn waiting(label: &str) -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
         Self::start(bar, label, "{msg:10} {spinner} {elapsed}")
     }
 
-    pub(crate) fn add(&self, bytes: u64) {
+    /// So many more bytes are done.
+    pub fn add(&self, bytes: u64) {
         self.bar.inc(bytes);
     }
 

@@ -124,12 +124,9 @@ pub(crate) fn text(report: &Report<'_>) -> String {
         .collect();
     write("counter", "vllm:request_success_total", &finished);
     write("counter", "mock:clients_gone_total", &whole(&counts.clients_gone));
-    // `mock:lies_total` is the old name, for one release.
-    for (name, label) in [("mock:faults_total", "fault"), ("mock:lies_total", "lie")] {
-        let faults =
-            Fault::ALL.map(|fault| (format!(",{label}=\"{fault}\""), report.faults.count(fault).to_string()));
-        write("counter", name, &faults);
-    }
+    let faults =
+        Fault::ALL.map(|fault| (format!(",fault=\"{fault}\""), report.faults.count(fault).to_string()));
+    write("counter", "mock:faults_total", &faults);
     write("gauge", "mock:held_bytes", &plain(report.held_bytes.to_string()));
     write("gauge", "mock:leaked_bytes", &plain(report.leaked_bytes.to_string()));
     text

@@ -36,8 +36,6 @@ pub(crate) fn router(engine: Arc<Engine>, serves: &[Api], like: Like) -> Router 
         .route("/v1/models", get(models))
         .route("/metrics", get(metrics))
         .route("/mock/faults", get(faults).put(put_faults))
-        // The old path, for one release.
-        .route("/mock/lies", get(faults).put(put_faults))
         .merge(operator::router(like));
     let served = Api::ALL.into_iter().filter(|api| serves.contains(api));
     let all = served.fold(own, |router, api| match api {

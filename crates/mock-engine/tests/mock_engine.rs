@@ -535,11 +535,6 @@ async fn faults_are_set_at_run_time() {
     }
     assert_error(served.set_faults(&json!(["x"])).await, 400, "keeps-memory").await;
     assert_eq!(served.get_json("/mock/faults").await, faults);
-    // The old path and metric, for one release.
-    assert_eq!(served.get_json("/mock/lies").await, faults);
-    let occurred =
-        served.metric("mock:faults_total{engine=\"0\",model_name=\"one\",fault=\"says-asleep\"}").await;
-    assert_eq!(served.metric("lie=\"says-asleep\"").await, occurred);
     served.set_faults(&json!([])).await;
     assert!(!served.is_sleeping().await);
 }

@@ -15,7 +15,7 @@ use std::path::Path;
 
 use poorwill_core::ByteSize;
 use poorwill_core::budget::system_reserve_bytes;
-use poorwill_driver::nvml::{GpuProcess as NvmlProcess, Nvml};
+use poorwill_driver::nvml::{GpuProcess as NvmlProcess, Nvml, NvmlMemory};
 use poorwill_driver::system::System;
 
 /// NVML, loaded.
@@ -177,15 +177,29 @@ impl Gpus {
         index.ok_or(GpusError::Absent { position, count })
     }
 
+    fn known(&self, position: usize) -> Result<NvmlMemory, GpusError> {
+        let unreadable = |reason: String| GpusError::Unreadable { position, reason };
+        let uuid = self.nvml.uuid_at(self.index(position)?).map_err(unreadable)?;
+        let known = self.nvml.known_memory(uuid.strip_prefix("GPU-").unwrap_or(&uuid)).map_err(unreadable)?;
+        known.ok_or_else(|| unreadable(format!("it no longer knows {uuid}")))
+    }
+
+    /// Whether NVML has no figures of a GPU's memory, so that [`memory`](Self::memory) is the computer's.
+    ///
+    /// # Errors
+    /// Without such a GPU.
+    pub fn has_no_figures(&self, position: usize) -> Result<bool, GpusError> {
+        let known = self.known(position)?;
+        Ok(known.has_no_figures && !known.is_mig_parent())
+    }
+
     /// The memory of a GPU now: [the computer's](unified_memory) where NVML has no figures, as of a GPU that shares it.
     ///
     /// # Errors
     /// Without such a GPU, or without its figures.
     pub fn memory(&self, position: usize) -> Result<GpuMemory, GpusError> {
         let unreadable = |reason: String| GpusError::Unreadable { position, reason };
-        let uuid = self.nvml.uuid_at(self.index(position)?).map_err(unreadable)?;
-        let known = self.nvml.known_memory(uuid.strip_prefix("GPU-").unwrap_or(&uuid)).map_err(unreadable)?;
-        let known = known.ok_or_else(|| unreadable(format!("it no longer knows {uuid}")))?;
+        let known = self.known(position)?;
         if known.is_mig_parent() {
             return Err(GpusError::Partitioned { position });
         }

@@ -35,7 +35,7 @@ fn sleep_error(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
         "A sleep or its preparation failed; the message says in which state that leaves the tags.";
     const ATTRIBUTES: Attributes =
         &[("report", "Set where the tags sleep, but part of their memory could not be released.")];
-    class(py, &CLASS, ("SleepError", ABOUT), ATTRIBUTES, &[], &[py.get_type::<PoorwillError>()])
+    class(py, &CLASS, ("SleepError", ABOUT), ATTRIBUTES, &[py.get_type::<PoorwillError>()])
 }
 
 fn hibernate_error(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
@@ -49,7 +49,7 @@ fn hibernate_error(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
             "State of each process that does not run as before, by pid; empty where nothing was changed.",
         ),
     ];
-    class(py, &CLASS, ("HibernateError", ABOUT), ATTRIBUTES, &[], &[py.get_type::<PoorwillError>()])
+    class(py, &CLASS, ("HibernateError", ABOUT), ATTRIBUTES, &[py.get_type::<PoorwillError>()])
 }
 
 /// An attribute of `HibernateError`.
@@ -83,9 +83,6 @@ const FIGURES: Attributes = &[
     ("device_free_bytes", "Free on the device, where that was full."),
 ];
 
-/// An old name, which works until the next release.
-const RENAMED: (&str, &str) = (concat!("idle", "_bytes"), "reclaimable_bytes");
-
 fn figures(known: impl IntoIterator<Item = u64>) -> impl Iterator<Item = (&'static str, u64)> {
     FIGURES.iter().map(|(name, _)| *name).zip(known)
 }
@@ -95,7 +92,7 @@ fn out_of_memory_error(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
     const ABOUT: &str =
         "More memory than the arena's limit allows, or than the device has. Unknown figures are None.";
     let bases = [py.get_type::<PoorwillError>(), py.get_type::<PyMemoryError>()];
-    class(py, &CLASS, ("OutOfMemoryError", ABOUT), FIGURES, &[RENAMED], &bases)
+    class(py, &CLASS, ("OutOfMemoryError", ABOUT), FIGURES, &bases)
 }
 
 /// Creates an exception class, once, with attributes that default to None.
@@ -104,7 +101,6 @@ fn class<'py>(
     kept: &'static PyOnceLock<Py<PyType>>,
     (name, about): (&str, &str),
     attributes: Attributes,
-    renamed: &[(&str, &str)],
     bases: &[Bound<'py, PyType>],
 ) -> PyResult<&'py Bound<'py, PyType>> {
     let made = kept.get_or_try_init(py, || {
@@ -113,12 +109,6 @@ fn class<'py>(
         let described = attributes.iter().map(|(attribute, about)| format!("\n- `{attribute}`: {about}"));
         members.set_item("__doc__", format!("{about}\n{}", described.collect::<String>()))?;
         attributes.iter().try_for_each(|(attribute, _)| members.set_item(attribute, py.None()))?;
-        for (old, new) in renamed {
-            let read = py.import("operator")?.getattr("attrgetter")?.call1((*new,))?;
-            let about = format!("Deprecated: the old name of `{new}`.");
-            let property = py.import("builtins")?.getattr("property")?;
-            members.set_item(*old, property.call1((read, py.None(), py.None(), about))?)?;
-        }
         let bases = PyTuple::new(py, bases)?;
         let made = py.get_type::<PyType>().call1((name, bases, members))?;
         Ok::<_, PyErr>(made.cast_into::<PyType>()?.unbind())

@@ -1,12 +1,9 @@
 //! The library's reports and figures as Python objects, with the names of its JSON.
 
-use std::ffi::CString;
-
 use poorwill::backup::DiskInfo;
 use poorwill::pool::TagStats as TagFigures;
 use poorwill::{ByteSize, PoolStats, Tag};
 use pyo3::IntoPyObjectExt;
-use pyo3::exceptions::{PyAttributeError, PyDeprecationWarning};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple, PyType};
 use serde::Serialize;
@@ -32,10 +29,6 @@ pub(crate) fn plain<'py>(py: Python<'py>, value: &impl Serialize) -> PyResult<Bo
     py.import("json")?.call_method1("loads", (json,))
 }
 
-/// Stems of attributes that end in `_bytes` and have new names. The old ones work until the next release.
-const RENAMED: [(&str, &str); 3] =
-    [("trusted", "unchecked_bytes"), ("uncovered", "unaccounted_bytes"), ("owed", "deferred_release_bytes")];
-
 /// What pickle takes for a report: `restored`, the class, and what its `_restored` takes.
 pub(crate) fn reduced<'py>(
     report: &Bound<'py, PyAny>,
@@ -59,21 +52,6 @@ pub(crate) fn value<'py>(values: &Bound<'py, PyDict>, name: &str) -> PyResult<Bo
 #[pyo3(name = "_restored", signature = (class, taken, /))]
 fn restored<'py>(class: &Bound<'py, PyType>, taken: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyAny>> {
     class.getattr("_restored")?.call1(taken)
-}
-
-/// An attribute by its old name, with a DeprecationWarning.
-pub(crate) fn renamed<'py>(report: &Bound<'py, PyAny>, name: &str) -> PyResult<Bound<'py, PyAny>> {
-    let (py, class) = (report.py(), report.get_type());
-    let stem = name.strip_suffix("_bytes");
-    for (_, new) in RENAMED.iter().filter(|(old, _)| Some(*old) == stem) {
-        if class.hasattr(new)? {
-            let notice = format!("`{name}` is called `{new}` now; the old name goes with the next release");
-            let category = py.get_type::<PyDeprecationWarning>();
-            PyErr::warn(py, &category, &CString::new(notice)?, 1)?;
-            return report.getattr(*new);
-        }
-    }
-    Err(PyAttributeError::new_err(format!("'{}' object has no attribute '{name}'", class.name()?)))
 }
 
 /// A class of a report: an attribute for each field, `as_dict`, and `__repr__`.
@@ -142,10 +120,6 @@ macro_rules! report {
                     let $field: $type = $crate::report::value(values, stringify!($field))?.extract()?;
                 )+
                 Ok(Self { $($field,)+ json: Ok(json), shown })
-            }
-
-            fn __getattr__<'py>(slf: &Bound<'py, Self>, name: &str) -> PyResult<Bound<'py, PyAny>> {
-                $crate::report::renamed(slf.as_any(), name)
             }
 
             fn __repr__(&self) -> String {

@@ -37,8 +37,6 @@ def test_a_model_computes_the_same_bits(device: str, way: str) -> None:
     offloader = UvaOffloader(device=device)
     report = offloader.offload(model, layers=[*model.layers, model.embedding])
     assert report.used_bytes == report.taken_bytes == report.selected_bytes == nbytes_of(*parameters)
-    with pytest.warns(DeprecationWarning, match="selected_bytes"):
-        assert report.asked_bytes == report.selected_bytes
     assert names_of(report.taken) == set(dict(model.named_parameters(remove_duplicate=False)))
     assert (report.left, report.already, report.replaced, report.gone) == ((), (), (), ())
     assert {part.because is None for part in report.taken} == {way == "in place"}

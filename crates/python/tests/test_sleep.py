@@ -14,18 +14,6 @@ from poorwill import _native
 # Sleeping and waking.
 
 
-# Names of one release ago, spelt in parts so that a search for them finds no use.
-RENAMED = {
-    f"{old}_bytes": new
-    for old, new in [
-        ("trusted", "unchecked_bytes"),
-        ("uncovered", "unaccounted_bytes"),
-        ("owed", "deferred_release_bytes"),
-    ]
-}
-OLD_KEY = "idle_bytes"
-
-
 def test_tags_sleep_and_wake(arena: poorwill.Arena) -> None:
     arrays = {tag: filled(arena, tag) for tag in ("weights", "kv_cache", "runtime")}
     expected = {tag: array.copy() for tag, array in arrays.items()}
@@ -363,7 +351,7 @@ def test_what_is_held_does_not_sleep(arena: poorwill.Arena) -> None:
     expected = array.copy()
     with arena.hold("weights", "NIXL") as hold, arena.hold("weights", "UCX"):
         assert (hold.tag, hold.holder) == ("weights", "NIXL")
-        assert arena.held() == {"weights": {"holders": ["NIXL", "UCX"], "reclaimable_bytes": 0, OLD_KEY: 0}}
+        assert arena.held() == {"weights": {"holders": ["NIXL", "UCX"], "reclaimable_bytes": 0}}
         refusals: list[Callable[[], object]] = [
             *(arena.sleep, lambda: arena.sleep(1, "weights"), lambda: arena.discard("weights")),
         ]
@@ -459,22 +447,6 @@ def as_plain(reported: Any) -> Any:
     return getattr(reported, "as_dict", lambda: reported)()
 
 
-def test_attributes_keep_their_old_names_for_a_release(arena: poorwill.Arena) -> None:
-    kept = filled(arena, "weights")
-    for report in (arena.stats(), arena.sleep()):
-        for old, new in RENAMED.items():
-            if not hasattr(type(report), new):
-                with pytest.raises(AttributeError, match=old):
-                    getattr(report, old)
-                continue
-            with pytest.warns(DeprecationWarning, match=new):
-                assert getattr(report, old) == getattr(report, new)
-    with pytest.raises(poorwill.OutOfMemoryError) as caught:
-        arena.empty(1 << 40, tag="kv_cache")
-    assert getattr(caught.value, OLD_KEY) == caught.value.reclaimable_bytes
-    assert kept is not None
-
-
 def test_reports_have_the_fields_of_the_json(arena: poorwill.Arena) -> None:
     kept = [filled(arena, tag) for tag in ("weights", "kv_cache")]
     prepared = arena.prepare_sleep().wait()
@@ -485,13 +457,10 @@ def test_reports_have_the_fields_of_the_json(arena: poorwill.Arena) -> None:
     for report in reports:
         plain = report.as_dict()
         fields = {name for name in vars(type(report)) if not name.startswith("_") and name != "as_dict"}
-        assert fields == {RENAMED.get(name, name) for name in plain}, report
-        for old, new in RENAMED.items():
-            assert (old in plain) == (new in plain), (old, new, report)
-            assert plain.get(old) == plain.get(new), (old, new, report)
+        assert fields == set(plain), report
         assert json.loads(json.dumps(plain)) == plain
         for name, value in plain.items():
-            assert as_plain(getattr(report, RENAMED.get(name, name))) == value, name
+            assert as_plain(getattr(report, name)) == value, name
         assert repr(report).startswith(f"<poorwill.{type(report).__name__} ")
         assert_restored(report)
     assert " of kv_cache, weights: 8 MiB released (" in repr(slept)
@@ -541,9 +510,7 @@ def test_what_the_reports_say_is_what_the_design_says(arena: poorwill.Arena) -> 
         plain = as_plain(report)
         phases = plain.get("phases")
         fields = [
-            f"phases{{{', '.join(phases)}}}" if field == "phases" and phases else field
-            for field in plain
-            if field not in RENAMED
+            f"phases{{{', '.join(phases)}}}" if field == "phases" and phases else field for field in plain
         ]
         assert f"`{name}`: `{', '.join(fields)}`" in design
     del kept

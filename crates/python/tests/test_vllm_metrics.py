@@ -78,7 +78,6 @@ def test_each_figure_has_its_collector(registry: dict[str, Metric]) -> None:
         "poorwill_failures_total": {sleep: [0], wake: [0]},
         "poorwill_host_bytes": {("0", "0"): [100]},
         "poorwill_unaccounted_bytes": {},
-        "poorwill_uncovered_bytes": {},
     }
 
 
@@ -110,15 +109,11 @@ def test_engines_and_ranks_are_kept_apart(registry: dict[str, Metric]) -> None:
     assert registry["poorwill_host_bytes"].reported == {("0", "0"): [1], ("1", "2"): [4]}
 
 
-# The second is the name of one release ago.
-@pytest.mark.parametrize("name", ["poorwill_unaccounted_bytes", "poorwill_uncovered_bytes"])
-def test_unaccounted_memory_is_a_gauge_from_the_first_sleep_on(
-    registry: dict[str, Metric], name: str
-) -> None:
+def test_unaccounted_memory_is_a_gauge_from_the_first_sleep_on(registry: dict[str, Metric]) -> None:
     _metrics.record(
         [status(rank=1), status(rank=2, unaccounted_bytes=0), status(rank=2, unaccounted_bytes=5)]
     )
-    gauge = registry[name]
+    gauge = registry["poorwill_unaccounted_bytes"]
     assert gauge.reported == {("0", "2"): [0, 5]}
     assert gauge.options == {"multiprocess_mode": "mostrecent"}
 
@@ -142,9 +137,7 @@ def test_unaccounted_memory_of_the_last_sleep_is_kept() -> None:
         with events.of("wake"):
             seen.append(events.unaccounted_bytes)
     assert [*seen, events.unaccounted_bytes] == [None, 7, 5, 5]
-    taken = events.take()
-    for key in ("unaccounted_bytes", "uncovered_bytes"):  # The second is the name of one release ago.
-        assert [event[key] for event in taken] == [7, None, 5, None]
+    assert [event["unaccounted_bytes"] for event in events.take()] == [7, None, 5, None]
 
 
 def test_collectors_are_made_once_and_last(registry: dict[str, Metric]) -> None:

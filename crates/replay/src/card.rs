@@ -12,6 +12,12 @@ pub struct Card {
 }
 
 impl Card {
+    /// The card of which so much was seen to be usable; `known` is what else is known of it.
+    pub(crate) fn seen(known: Option<Self>, usable_bytes: u64) -> Self {
+        let total_bytes = known.map_or(0, |card| card.total_bytes).max(usable_bytes);
+        Self { total_bytes, taken_bytes: total_bytes - usable_bytes, budget_bytes: None }
+    }
+
     /// What an allocator may map.
     ///
     /// ```

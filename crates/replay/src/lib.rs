@@ -10,6 +10,8 @@ pub mod allocators;
 pub mod answer;
 mod card;
 pub mod cases;
+mod claim;
+mod frames;
 pub mod page;
 pub mod read;
 mod replay;
@@ -17,5 +19,6 @@ pub mod trace;
 
 pub use self::allocators::{ParseSetupError, Setup};
 pub use self::card::Card;
+pub use self::claim::Claim;
 pub use self::replay::{Failure, Instant, Moment, ReplayError, Run, moments, replay};
 pub use self::trace::{Trace, TraceError};

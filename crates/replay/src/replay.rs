@@ -4,6 +4,7 @@ use ::poorwill::{OpenError, PoolError};
 
 use crate::allocators::{self, Allocator, Segment, Setup};
 use crate::card::Card;
+use crate::claim;
 use crate::trace::{Step, Trace};
 
 /// The phase in which weights are loaded, as vLLM's plugin and the cases name it. Others are for people alone.
@@ -26,6 +27,8 @@ pub struct Run {
     pub live_bytes: u64,
     /// Where it ended, if memory lacked.
     pub failure: Option<Failure>,
+    /// How often PyTorch gave back all that was free, and tried again; `None` for other allocators.
+    pub retries: Option<u64>,
 }
 
 impl Run {
@@ -47,13 +50,15 @@ pub struct Instant {
     pub live_bytes: u64,
 }
 
-/// A block that could not be had.
+/// A block or claims that could not be had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Failure {
     /// Its step.
     pub step: usize,
     /// Its size.
     pub asked_bytes: u64,
+    /// Whether these are the claims from this step on.
+    pub is_claim: bool,
     /// What was mapped and live then.
     pub at: Instant,
 }
@@ -102,7 +107,7 @@ impl From<OpenError> for ReplayError {
 /// # Errors
 /// Only of Poorwill's pool, where addresses lack: they are 4 PiB.
 pub fn replay(trace: &Trace, setup: &Setup, card: Card) -> Result<Run, ReplayError> {
-    Replayer::new(trace, allocators::open(setup, card, trace)?).run(setup, card)
+    Replayer::new(trace, allocators::open(setup, card, trace)?, card).run(setup, card)
 }
 
 /// The addresses after these steps, which rise, as far as the trace fits.
@@ -115,7 +120,7 @@ pub fn moments(
     card: Card,
     steps: &[usize],
 ) -> Result<Vec<Moment>, ReplayError> {
-    Replayer::new(trace, allocators::open(setup, card, trace)?).moments(steps)
+    Replayer::new(trace, allocators::open(setup, card, trace)?, card).moments(steps)
 }
 
 /// A trace on its way through an allocator.
@@ -126,12 +131,19 @@ pub(crate) struct Replayer<'t> {
     /// Of `trace.phases`, those that have begun.
     begun: usize,
     live_bytes: u64,
+    usable_bytes: u64,
+    /// Sums of claims that are still to come, the next one last.
+    claims: Vec<(usize, u64)>,
+    claimed_bytes: u64,
 }
 
 impl<'t> Replayer<'t> {
     /// The allocator is empty.
-    pub(crate) fn new(trace: &'t Trace, allocator: Box<dyn Allocator>) -> Self {
-        Self { trace, allocator, step: 0, begun: 0, live_bytes: 0 }
+    pub(crate) fn new(trace: &'t Trace, allocator: Box<dyn Allocator>, card: Card) -> Self {
+        let usable_bytes = card.usable_bytes();
+        let mut claims = claim::sums(&trace.claims);
+        claims.reverse();
+        Self { trace, allocator, step: 0, begun: 0, live_bytes: 0, usable_bytes, claims, claimed_bytes: 0 }
     }
 
     /// All of [`replay`](fn@replay).
@@ -144,6 +156,7 @@ impl<'t> Replayer<'t> {
             held_bytes: 0,
             live_bytes: 0,
             failure: None,
+            retries: None,
         };
         while let Some(outcome) = self.next()? {
             match outcome {
@@ -159,6 +172,7 @@ impl<'t> Replayer<'t> {
                 }
             }
         }
+        run.retries = self.allocator.retries();
         (run.held_bytes, run.live_bytes) = (self.trimmed()?, self.live_bytes);
         Ok(run)
     }
@@ -187,15 +201,12 @@ impl<'t> Replayer<'t> {
 
     /// Carries out the next step; `None` behind the last one.
     fn next(&mut self) -> Result<Option<Result<Instant, Failure>>, ReplayError> {
-        let Some(step) = self.trace.steps.get(self.step).copied() else { return Ok(None) };
         let at = self.step;
-        while self.trace.phases.get(self.begun).is_some_and(|phase| phase.from <= at) {
-            let before = self.begun.checked_sub(1).map(|before| &*self.trace.phases[before].name);
-            if before == Some(LOAD) {
-                self.allocator.load_ends().map_err(|error| ReplayError::pool(at, error))?;
-            }
-            self.begun += 1;
+        self.begin_phases()?;
+        if let Some(failure) = self.claim()? {
+            return Ok(Some(Err(failure)));
         }
+        let Some(step) = self.trace.steps.get(at).copied() else { return Ok(None) };
         let outcome = match step {
             Step::Alloc(number) => {
                 let block = self.trace.block(number);
@@ -203,7 +214,8 @@ impl<'t> Replayer<'t> {
                     self.allocator.alloc(number, block).map_err(|error| ReplayError::pool(at, error))?;
                 if !has_memory {
                     let now = self.now(at)?;
-                    return Ok(Some(Err(Failure { step: at, asked_bytes: block.bytes, at: now })));
+                    let asked_bytes = block.bytes;
+                    return Ok(Some(Err(Failure { step: at, asked_bytes, is_claim: false, at: now })));
                 }
                 self.live_bytes += block.bytes;
                 Ok(())
@@ -217,6 +229,34 @@ impl<'t> Replayer<'t> {
         outcome.map_err(|error| ReplayError::pool(at, error))?;
         self.step += 1;
         self.now(at).map(Ok).map(Some)
+    }
+
+    fn begin_phases(&mut self) -> Result<(), ReplayError> {
+        let at = self.step;
+        while self.trace.phases.get(self.begun).is_some_and(|phase| phase.from <= at) {
+            let before = self.begun.checked_sub(1).map(|before| &*self.trace.phases[before].name);
+            if before == Some(LOAD) {
+                self.allocator.load_ends().map_err(|error| ReplayError::pool(at, error))?;
+            }
+            self.begun += 1;
+        }
+        Ok(())
+    }
+
+    /// Makes the claims of this step, if the allocator leaves enough for them.
+    fn claim(&mut self) -> Result<Option<Failure>, ReplayError> {
+        let (at, mut claimed) = (self.step, None);
+        while let Some((_, bytes)) = self.claims.pop_if(|(from, _)| *from <= at) {
+            claimed = Some(bytes);
+        }
+        let Some(claimed_bytes) = claimed else { return Ok(None) };
+        let asked_bytes = claimed_bytes.saturating_sub(self.claimed_bytes);
+        self.claimed_bytes = claimed_bytes;
+        let left = self.usable_bytes.checked_sub(claimed_bytes);
+        let limited = self.allocator.limit(left.unwrap_or(0));
+        let fits = limited.map_err(|error| ReplayError::pool(at, error))? && left.is_some();
+        let failure = |at: Instant| Failure { step: at.step, asked_bytes, is_claim: true, at };
+        if fits { Ok(None) } else { self.now(at).map(failure).map(Some) }
     }
 
     fn trimmed(&mut self) -> Result<u64, ReplayError> {

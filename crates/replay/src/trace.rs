@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 
 use crate::card::Card;
+use crate::claim::Claim;
 
 /// A block, by its position in [`Trace::blocks`].
 pub type BlockNumber = u32;
@@ -55,8 +56,19 @@ pub struct Recorded {
     pub settings: String,
     /// What it had mapped after each step.
     pub mapped_bytes: Vec<u64>,
-    /// How many bytes it was asked for in vain, and before which step.
-    pub failed: Option<(usize, u64)>,
+    /// What it refused last.
+    pub refused: Option<Refusal>,
+}
+
+/// A request that an allocator had no memory for. In a trace it is a block that is freed at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refusal {
+    /// Its step.
+    pub step: usize,
+    /// What was asked for.
+    pub asked_bytes: u64,
+    /// What the allocator had mapped then, and the card had free; `None` if that is not known.
+    pub usable_bytes: Option<u64>,
 }
 
 /// Allocations and frees of one device.
@@ -78,6 +90,8 @@ pub struct Trace {
     pub card: Option<Card>,
     /// What the recorded allocator did, where that is known.
     pub recorded: Option<Recorded>,
+    /// What the load takes beside its allocator.
+    pub claims: Vec<Claim>,
     /// What is not exact, for people.
     pub notes: Vec<String>,
 }
@@ -147,6 +161,29 @@ impl Trace {
     #[must_use]
     pub fn block(&self, number: BlockNumber) -> &Block {
         &self.blocks[usize::try_from(number).unwrap_or(usize::MAX)]
+    }
+
+    /// The block that a step asks for.
+    pub(crate) fn asked_at(&self, step: usize) -> Option<&Block> {
+        match self.steps.get(step) {
+            Some(Step::Alloc(number)) => Some(self.block(*number)),
+            _ => None,
+        }
+    }
+
+    /// Who asked for a block, the innermost frame first.
+    pub(crate) fn frames_of(&self, block: &Block) -> &[String] {
+        let at = usize::try_from(block.stack).unwrap_or(usize::MAX);
+        self.stacks.get(at).map_or(&[], Vec::as_slice)
+    }
+
+    /// The refusal that ended the load: nothing was allocated after it.
+    #[must_use]
+    pub fn ended_by(&self) -> Option<&Refusal> {
+        let refusal = self.recorded.as_ref()?.refused.as_ref()?;
+        let own = usize::from(refusal.asked_bytes > 0);
+        let after = self.steps.get(refusal.step + own..).unwrap_or_default();
+        (!after.iter().any(|step| matches!(step, Step::Alloc(_)))).then_some(refusal)
     }
 
     /// The phase that a step belongs to.

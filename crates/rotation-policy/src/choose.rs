@@ -46,8 +46,7 @@ impl Policy {
         let mut reserved = vec![false; self.free.len()];
         let mut waiting: Vec<(Claim, usize)> = Vec::new();
         for (id, model) in self.models.iter().enumerate() {
-            let comes = matches!(&model.stage, Stage::Step { step, .. } if step.is_activating());
-            let is_on_its_way = model.is_selected || (comes && !model.is_probed_later());
+            let is_on_its_way = model.is_selected || (model.comes() && !model.is_probed_later());
             if is_on_its_way {
                 reserve(&mut reserved, model);
             } else if let Some(claim) = model.claim().filter(|_| model.activation().is_some()) {

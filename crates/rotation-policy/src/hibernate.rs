@@ -118,8 +118,7 @@ impl Policy {
 
     fn is_other_busy(&self, id: usize) -> bool {
         let is_busy = |model: &ModelState| {
-            let comes = matches!(&model.stage, Stage::Step { step, .. } if step.is_activating());
-            comes || model.is_selected || model.stage.is_leaving() || model.is_moving()
+            model.comes() || model.is_selected || model.stage.is_leaving() || model.is_moving()
         };
         (0..self.models.len())
             .any(|other| other != id && self.share(id, other) && is_busy(&self.models[other]))

@@ -16,8 +16,8 @@
 //! - A request is admitted only if the model's canary was right since its last wake or start.
 //! - Every request is admitted, refused, or reported as left by its sender. It waits at most `wait_max`, whatever
 //!   engines do, if `step` is called at [`Policy::wakeup`].
-//! - On each GPU one model at a time changes its memory. A model wakes or starts only after its known need was measured
-//!   free.
+//! - On each GPU one model at a time changes its memory, but an engine may be stopped while another one comes up. What that
+//!   takes is not learnt then. A model wakes or starts only after its known need was measured free.
 //! - A ready engine that fails [`looks_max`](Rules::looks_max) looks in sequence is stopped. What it still answers may
 //!   end for a few seconds, and is aborted.
 //! - After a sleep or a wake that failed or was not answered, the engine is asked what it does. In the wanted state it
@@ -343,7 +343,7 @@ impl Policy {
             }
             Input::Left(request) => self.left(request),
             Input::Ended { op, outcome } => self.ended(op, outcome),
-            Input::Holds { model, bytes } if model.0 < known => self.seen(model.0, &bytes),
+            Input::Holds { model, bytes } if model.0 < known => self.seen_by_process(model.0, &bytes),
             Input::Lost(model) if model.0 < known => self.lost(model.0),
             Input::Slept(model) if model.0 < known => self.slept(model.0),
             Input::Looked { model, look } if model.0 < known => self.looked(model.0, &look),
@@ -468,9 +468,10 @@ impl Policy {
                 self.out.push(Effect::Refuse { request, model: ModelId(id), refusal });
             }
             // No request waits any more, and nothing was begun.
-            if model.is_selected && !model.is_wanted() && model.activation().is_some() {
-                model.is_selected = false;
-                self.changes += 1;
+            if !model.is_wanted() && model.activation().is_some() {
+                // Its next wake is a first one.
+                model.repeats_wake = false;
+                self.changes += u64::from(mem::take(&mut model.is_selected));
             }
         }
     }
@@ -487,9 +488,7 @@ impl Policy {
 
     fn lost(&mut self, id: usize) {
         self.discount(id);
-        for other in 0..self.models.len() {
-            self.models[other].is_disturbed |= other != id && self.share(id, other);
-        }
+        self.disturb_others(id);
         match self.models[id].stage {
             Stage::Cold => {}
             // No engine is expected, or a later step finds out.
@@ -539,9 +538,7 @@ impl Policy {
         if !self.models[id].is_ready() {
             return;
         }
-        for other in 0..self.models.len() {
-            self.models[other].is_disturbed |= other != id && self.share(id, other);
-        }
+        self.disturb_others(id);
         for gpu in &self.models[id].rules.gpus {
             self.free[gpu.0] = None;
         }

@@ -89,6 +89,16 @@ impl ModelState {
         }
     }
 
+    /// Whether its engine comes up, or is asked whether it is up.
+    pub(super) fn comes(&self) -> bool {
+        matches!(&self.stage, Stage::Step { step, .. } if step.is_activating())
+    }
+
+    /// Whether its engine is being stopped, or waits for that.
+    pub(super) fn stops(&self) -> bool {
+        matches!(&self.stage, Stage::Step { step: Step::Stop(_), .. })
+    }
+
     pub(super) fn move_begins(&mut self, what: Move, now: Time) {
         self.moving = Some((what, now));
     }

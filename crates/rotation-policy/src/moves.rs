@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::choose::{NO_MEMORY, Space};
 use super::look_count::Looks;
 use super::messages::{Effect, EngineState, Event, OpId, Refusal, Task, TaskOutcome};
-use super::need_seen::less;
+use super::need_seen::{larger, less};
 use super::queue::Claim;
 use super::rules::{Gpu, Limits, ModelId};
 use super::step::{Activated, Activation, Leave, Move, Op, Stage, Step, Then};
@@ -57,10 +57,11 @@ impl Policy {
     }
 
     pub(super) fn begin(&mut self, id: usize, step: Step) {
+        let is_disturbed = self.is_other_stopping(id);
         let model = &mut self.models[id];
         model.tries = 0;
         if matches!(step, Step::Before | Step::BeforeHibernation | Step::BeforeStop | Step::FindMemory(_)) {
-            model.is_disturbed = false;
+            model.is_disturbed = is_disturbed;
         }
         match &step {
             Step::FindMemory(up) => model.move_begins(Move::Come(*up), self.now),
@@ -74,8 +75,7 @@ impl Policy {
         }
         let began = self.now;
         self.enter(id, Stage::Step { step, began, retry_at: None });
-        // The stop of a failed engine waits while another model moves memory, which would mix their measurements.
-        if !self.is_other_moving(id) {
+        if !self.waits_for_others(id) {
             self.run(id);
         }
     }
@@ -90,6 +90,9 @@ impl Policy {
         model.tries += 1;
         model.op = Some(Op { id: op, deadline: self.now.after(limit) });
         self.out.push(Effect::Run { op, model: ModelId(id), task, limit });
+        if task == Task::Stop {
+            self.disturb_others(id);
+        }
     }
 
     fn give_up_op(&mut self, id: usize) {
@@ -111,7 +114,7 @@ impl Policy {
         match &model.stage {
             Stage::Step { .. } | Stage::Draining { .. } if self.is_ending => {}
             Stage::Step { retry_at: Some(at), .. } if now >= *at => self.run(id),
-            Stage::Step { retry_at: None, .. } if !self.is_other_moving(id) => self.run(id),
+            Stage::Step { retry_at: None, .. } if !self.waits_for_others(id) => self.run(id),
             Stage::Quarantined { until } if now >= *until => self.enter(id, Stage::Unknown),
             Stage::Unknown if !self.is_ending => self.begin(id, Step::Probe),
             Stage::Draining { until, was_aborted, then } => {
@@ -130,7 +133,7 @@ impl Policy {
         let model = &mut self.models[id];
         if model.running == 0 {
             model.move_ended(Move::Drain, now);
-            if self.is_other_moving(id) {
+            if then != Leave::Failed && self.is_other_moving(id) {
                 return;
             }
             return match then {
@@ -169,6 +172,35 @@ impl Policy {
     pub(super) fn is_other_moving(&self, id: usize) -> bool {
         (0..self.models.len())
             .any(|other| other != id && self.share(id, other) && self.models[other].is_moving())
+    }
+
+    /// Whether its step waits for another model on its GPUs. A stop waits for what leaves, since what that releases is
+    /// measured. It does not wait for a start, which may take minutes: what that takes is not learnt then.
+    fn waits_for_others(&self, id: usize) -> bool {
+        let model = &self.models[id];
+        let may_beside = |other: &ModelState| {
+            model.stops() && (other.stops() || other.comes()) || model.comes() && other.stops()
+        };
+        let mut moving = self
+            .models
+            .iter()
+            .enumerate()
+            .filter(|(other, one)| *other != id && self.share(id, *other) && one.is_moving());
+        moving.any(|(_, other)| !may_beside(other))
+    }
+
+    /// Whether the stop of another engine changes the memory of its GPUs.
+    fn is_other_stopping(&self, id: usize) -> bool {
+        let is_stopping = |model: &ModelState| model.stops() && model.op.is_some();
+        (0..self.models.len())
+            .any(|other| other != id && self.share(id, other) && is_stopping(&self.models[other]))
+    }
+
+    /// Other models on its GPUs do not learn from what they measure now.
+    pub(super) fn disturb_others(&mut self, id: usize) {
+        for other in 0..self.models.len() {
+            self.models[other].is_disturbed |= other != id && self.share(id, other);
+        }
     }
 
     pub(super) fn step_ended(&mut self, id: usize, outcome: TaskOutcome) {
@@ -247,7 +279,7 @@ impl Policy {
             Step::AfterStop { before } => {
                 self.measured(id, free);
                 if !self.models[id].is_disturbed {
-                    self.seen(id, &less(free, &before));
+                    self.released_in_all(id, &less(free, &before));
                 }
                 self.is_away(id);
             }
@@ -345,7 +377,7 @@ impl Policy {
         if self.too_large(id).is_some() {
             return self.no_memory(id, NO_MEMORY);
         }
-        // A failed engine may be in the way: its stop waits until no memory moves.
+        // A failed engine that is being stopped may be in the way.
         let is_leaving = |other: usize| self.share(id, other) && self.models[other].stage.is_leaving();
         if (0..self.models.len()).any(|other| other != id && is_leaving(other)) {
             return self.enter(id, rests);
@@ -426,19 +458,7 @@ impl Policy {
             last.iter().zip(free).all(|(last, free)| last.abs_diff(*free) <= STEADY_BYTES)
         });
         if missing.is_none() && (model.min_release.is_some() || is_steady) {
-            let held = match &model.held {
-                Some(held) => held.iter().zip(&freed).map(|(held, freed)| *held.max(freed)).collect(),
-                None => freed,
-            };
-            if !model.is_disturbed && model.held.as_ref() != Some(&held) {
-                let event = Event::Learnt { held_bytes: held.clone() };
-                self.out.push(Effect::Report { model: ModelId(id), event });
-                // What a sleep keeps is no part of it, so alone it is no whole need.
-                if model.known_need().is_some() {
-                    self.seen(id, &held);
-                }
-                self.models[id].held = Some(held);
-            }
+            self.learn_release(id, &freed);
             self.models[id].move_ended(Move::Leave, self.now);
             self.models[id].hibernation.is_usual = false;
             return self.enter(id, Stage::Asleep);
@@ -456,6 +476,23 @@ impl Policy {
         self.out.push(Effect::Report { model: ModelId(id), event });
         self.discard_measurements(id);
         self.engine_failed(id, "it reports that it sleeps, but its memory was not released");
+    }
+
+    fn learn_release(&mut self, id: usize, freed: &[u64]) {
+        let model = &mut self.models[id];
+        if model.is_disturbed {
+            return;
+        }
+        let held = model.held.as_ref().map_or_else(|| freed.to_owned(), |held| larger(held, freed));
+        if model.held.as_ref() != Some(&held) {
+            model.held = Some(held.clone());
+            let event = Event::Learnt { held_bytes: held };
+            self.out.push(Effect::Report { model: ModelId(id), event });
+        }
+        // What a sleep keeps is no part of it, so alone it is no whole need.
+        if self.models[id].known_need().is_some() {
+            self.released_in_all(id, freed);
+        }
     }
 
     fn stopped(&mut self, id: usize, then: Then) {

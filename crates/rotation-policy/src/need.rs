@@ -2,10 +2,12 @@
 //!
 //! The known need is the larger of what the operator said and the most that was ever seen, of any of its engines. Starts,
 //! stops, sleeps and looks teach it. It never shrinks by itself: an operator who changes `need` has it learnt anew.
+//! Another program that ends beside a sleep or a stop seems to be a part of it. So these teach only where looks do not see
+//! the engine's processes, and what two of them in sequence released.
 
 use super::messages::{Effect, Event, Refusal};
 use super::moves::STEADY_BYTES;
-use super::need_seen::less;
+use super::need_seen::{larger, less, smaller};
 use super::rules::{Gpu, ModelId};
 use super::step::{Activation, Stage, Step};
 use super::time::Time;
@@ -86,6 +88,24 @@ impl ModelState {
 }
 
 impl Policy {
+    /// Takes over what its engine's processes hold, by their own figures.
+    pub(super) fn seen_by_process(&mut self, id: usize, bytes: &[u64]) {
+        let model = &mut self.models[id];
+        model.need.is_by_process |= bytes.len() == model.rules.gpus.len();
+        self.seen(id, bytes);
+    }
+
+    /// Takes over what a sleep or a stop of its engine released.
+    pub(super) fn released_in_all(&mut self, id: usize, bytes: &[u64]) {
+        let need = &mut self.models[id].need;
+        if need.is_by_process {
+            return;
+        }
+        if let Some(before) = need.released.replace(bytes.to_owned()) {
+            self.seen(id, &smaller(&before, bytes));
+        }
+    }
+
     /// Takes over what its engine holds, or held, on each of its GPUs.
     pub(super) fn seen(&mut self, id: usize, bytes: &[u64]) {
         let model = &mut self.models[id];
@@ -182,10 +202,6 @@ impl Policy {
             leaving.into_iter().for_each(|id| self.evict(id));
         }
     }
-}
-
-fn larger(some: &[u64], others: &[u64]) -> Vec<u64> {
-    some.iter().zip(others).map(|(some, other)| *some.max(other)).collect()
 }
 
 pub(super) fn sum(some: &[u64], more: &[u64]) -> Vec<u64> {

@@ -59,8 +59,6 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("crates/driver/tests/plain/ptx.rs", "lane", "the threads of a warp, as PTX calls them"),
     ("crates/local/src/doctor/show.rs", "lanes", "of a PCIe link"),
     ("crates/poorwill/src/doctor/gpu.rs", "lanes", "of a PCIe link"),
-    ("crates/core/src/pool/tools/old_keys.rs", "owed", "an old key, for one more release"),
-    ("crates/python/src/report.rs", "owed", "an old attribute, for one more release"),
     ("crates/mock-engine/src/text.rs", "nobody", "a word of the mock's answers"),
     ("crates/mock-engine/src/text.rs", "quiet", "a word of the mock's answers"),
     ("crates/python/src/block/", "lanes", "a field of DLPack's type"),

@@ -56,15 +56,6 @@ pub struct Limits {
     pub map_s: f64,
     /// Unmap and release these: fastest of three.
     pub unmap_s: f64,
-    #[serde(flatten)]
-    old_keys: OldKeys,
-}
-
-/// Deprecated JSON keys of `map_s` and `unmap_s`, for one release.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-struct OldKeys {
-    bring_in_s: f64,
-    give_back_s: f64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,7 +116,6 @@ impl Limits {
             handles: handles.len(),
             map_s,
             unmap_s,
-            old_keys: OldKeys { bring_in_s: map_s, give_back_s: unmap_s },
         })
     }
 }

@@ -40,10 +40,6 @@ pub(crate) struct MockEngineArgs {
     #[arg(long = "fault", value_name = "NAME[=PROBABILITY]")]
     pub(crate) faults: Vec<FaultSpec>,
 
-    /// Old name of --fault
-    #[arg(long = "lie", value_name = "NAME[=PROBABILITY]", hide = true)]
-    pub(crate) old_faults: Vec<FaultSpec>,
-
     /// Seed that decides when faults occur
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,

@@ -46,21 +46,9 @@ pub(crate) fn run(args: MockEngineArgs) -> ExitCode {
 }
 
 async fn serve(args: MockEngineArgs) -> Result<Ended, String> {
-    let MockEngineArgs {
-        listen,
-        model,
-        bytes,
-        residue,
-        serves,
-        like,
-        tokens_per_s,
-        faults,
-        old_faults,
-        seed,
-    } = args;
+    let MockEngineArgs { listen, model, bytes, residue, serves, like, tokens_per_s, faults, seed } = args;
     let residue_bytes = residue.map_or(0, NonZeroU64::get);
     let host_processes = env::var_os(HOST_PROCESSES).map(PathBuf::from);
-    let faults = [faults, old_faults].concat();
     let no_signals = |error: io::Error| format!("cannot wait for signals: {error}");
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;

@@ -29,7 +29,8 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "SETUP")]
     pub(crate) setup: Vec<Setup>,
 
-    /// All memory of the card; 80GiB if neither this option nor the file says it
+    /// All memory of the card. Without this option it is the recorder's, or what the file shows where memory lacked, or
+    /// else 80GiB
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) card: Option<ByteSize>,
 
@@ -41,11 +42,11 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub(crate) budget: Option<ByteSize>,
 
-    /// A part of the budget to lay over the page, like graphs=1.5GiB, or graphs=1.5GiB@capture from that phase on
-    #[arg(long, value_name = "CLAIM", requires = "html")]
+    /// Memory that the load takes beside its allocator, like graphs=1.5GiB, or graphs=1.5GiB@capture from that phase on
+    #[arg(long, value_name = "CLAIM")]
     pub(crate) claim: Vec<ClaimArg>,
 
-    /// Write a page with the curves, the addresses and who has what to this file, for a browser
+    /// Write a page with the curves, the addresses and who has what to this file, for a browser. Ranks are chosen there
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
 

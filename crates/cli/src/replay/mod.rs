@@ -1,25 +1,25 @@
 //! `poorwill replay`: what recorded allocations would need.
 
 mod args;
+mod input;
 mod report;
 mod show;
 
-use std::collections::BTreeSet;
-use std::fs;
 use std::path::Path;
 use std::thread;
 
 use poorwill::ByteSize;
 use poorwill_replay::answer::answer;
 use poorwill_replay::cases::Case;
-use poorwill_replay::page::{self, Claim, PageOptions};
-use poorwill_replay::{Card, ReplayError, Run, Setup, Trace, read, replay};
+use poorwill_replay::page::{self, PageTrace};
+use poorwill_replay::{Card, Claim, ReplayError, Run, Setup, Trace, replay};
 
 use self::args::ClaimArg;
 pub(crate) use self::args::ReplayArgs;
 use self::report::{ReplayReport, Replayed};
 use poorwill_local::failure::Failure;
 use poorwill_local::files;
+use poorwill_local::progress::Progress;
 
 const CARD: ByteSize = ByteSize::gib(80);
 const TAKEN: ByteSize = ByteSize::gib(1);
@@ -32,75 +32,54 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ReplayReport, Failure> {
         Some(name) => Case::of(name)?,
         None => None,
     };
-    let mut traces = read_traces(args)?;
+    let mut traces = match &case {
+        Some(case) => vec![case.trace.clone()],
+        None => input::read_traces(args)?,
+    };
     if let Some(device) = args.device {
-        keep_device(&mut traces, device)?;
+        input::keep_device(&mut traces, device)?;
     }
-    let recorded = match &case {
-        Some(case) => std::slice::from_ref(&case.trace),
-        None => &*traces,
-    };
-    check_drawable(args, recorded)?;
-    let mut report = ReplayReport { traces: Vec::new(), mismatch: None };
-    for trace in recorded {
-        let replayed = replay_trace(args, trace, case.as_ref())?;
-        if !replayed.answer.fits {
-            let others = report.mismatch.take().map(|others| format!("{others}, ")).unwrap_or_default();
-            report.mismatch = Some(format!("{others}{}", trace.name));
-        }
-        report.traces.push(replayed);
+    for trace in &mut traces {
+        trace.claims = args.claim.iter().map(|claim| of_load(claim, trace)).collect::<Result<_, _>>()?;
     }
-    Ok(report)
+    check_drawable(args, &traces)?;
+    let progress = Progress::waiting("replay");
+    let mut found = Vec::new();
+    for trace in &traces {
+        found.push(replay_trace(args, trace, case.as_ref())?);
+    }
+    if let Some(path) = &args.html {
+        let shown = traces.iter().zip(&found);
+        let shown: Vec<PageTrace<'_>> = shown
+            .map(|(trace, (replayed, runs))| PageTrace { trace, runs, answer: &replayed.said })
+            .collect();
+        write(path, &page::page(&shown)?)?;
+    }
+    if let (Some(path), [trace], [(_, runs)]) = (&args.svg, &*traces, &*found) {
+        write(path, &page::svg(trace, runs, PICTURE.0, PICTURE.1))?;
+    }
+    drop(progress);
+    Ok(ReplayReport::of(found.into_iter().map(|(replayed, _)| replayed).collect()))
 }
 
-fn read_traces(args: &ReplayArgs) -> Result<Vec<Trace>, Failure> {
-    let mut traces = Vec::new();
-    for file in &args.files {
-        let bytes = fs::read(file).map_err(|error| Failure::new(format!("{}: {error}", file.display())))?;
-        let path = file.display().to_string();
-        let read = read::read(&path, &bytes).map_err(Failure::from)?;
-        let name = file.file_name().map_or_else(|| path.clone(), |name| name.display().to_string());
-        // Ranks may have files of one name in folders of their own.
-        let is_alone = args.files.iter().filter(|other| other.file_name() == file.file_name()).count() == 1;
-        let shown = if is_alone { &name } else { &path };
-        traces.extend(
-            read.into_iter().map(|trace| Trace { name: trace.name.replacen(&path, shown, 1), ..trace }),
-        );
-    }
-    Ok(traces)
-}
-
-fn keep_device(traces: &mut Vec<Trace>, device: usize) -> Result<(), Failure> {
-    let devices: BTreeSet<usize> = traces.iter().filter_map(|trace| trace.device).collect();
-    traces.retain(|trace| trace.device == Some(device));
-    if !traces.is_empty() {
-        return Ok(());
-    }
-    let known: Vec<String> = devices.iter().map(ToString::to_string).collect();
-    let known = if known.is_empty() {
-        "no file says one".to_owned()
-    } else {
-        format!("there is {}", known.join(", "))
-    };
-    Err(Failure::new(format!("nothing was recorded on device {device}; {known}")))
-}
-
-/// A page and a picture show one trace.
+/// A picture shows one trace.
 fn check_drawable(args: &ReplayArgs, traces: &[Trace]) -> Result<(), Failure> {
-    let is_drawn = args.html.is_some() || args.svg.is_some();
-    if !is_drawn || traces.len() == 1 {
+    if args.svg.is_none() || traces.len() == 1 {
         return Ok(());
     }
     let names: Vec<&str> = traces.iter().map(|trace| &*trace.name).collect();
     Err(Failure::new(format!(
-        "a page and a picture show one trace, and there are {}: {}; name one file, and one --device of it",
+        "a picture shows one trace, and there are {}: {}; name one file, and one --device of it",
         names.len(),
         names.join(", ")
     )))
 }
 
-/// Writes the page and the picture as well, if they are asked for.
-fn replay_trace(args: &ReplayArgs, trace: &Trace, case: Option<&Case>) -> Result<Replayed, Failure> {
+fn replay_trace(
+    args: &ReplayArgs,
+    trace: &Trace,
+    case: Option<&Case>,
+) -> Result<(Replayed, Vec<Run>), Failure> {
     let known_card = case.map(|case| case.card);
     let known_setups = case.map_or(&Setup::ALL[..], |case| case.setups);
     let card = card(args, trace, known_card)?;
@@ -116,23 +95,18 @@ fn replay_trace(args: &ReplayArgs, trace: &Trace, case: Option<&Case>) -> Result
         answer.notes.push(format!("the report: {}", case.reported));
         answer.notes.extend(case.guessed.iter().map(|guess| format!("guessed: {guess}")));
     }
-    if let Some(path) = &args.html {
-        let claims = args.claim.iter().map(|claim| over(claim, trace)).collect::<Result<_, _>>()?;
-        let options = PageOptions { answer: answer.sentence.clone(), claims };
-        write(path, &page::page(trace, &runs, &options)?)?;
-    }
-    if let Some(path) = &args.svg {
-        write(path, &page::svg(trace, &runs, PICTURE.0, PICTURE.1))?;
-    }
-    Ok(Replayed {
+    let said = std::iter::once(&answer.sentence).chain(&answer.advice).cloned().collect::<Vec<_>>().join(" ");
+    let replayed = Replayed {
         name: trace.name.clone(),
         steps: trace.steps.len(),
         total_bytes: card.total_bytes,
         taken_bytes: card.taken_bytes,
         budget_bytes: card.budget_bytes,
         usable_bytes: card.usable_bytes(),
+        said,
         answer,
-    })
+    };
+    Ok((replayed, runs))
 }
 
 /// Side by side: Poorwill's own pool takes as long as all others together.
@@ -148,8 +122,8 @@ fn runs(trace: &Trace, setups: &[Setup], card: Card) -> Result<Vec<Run>, Failure
     })
 }
 
-/// Over the whole trace, or from its phase on.
-fn over(claim: &ClaimArg, trace: &Trace) -> Result<Claim, Failure> {
+/// For the whole trace, or from its phase on.
+fn of_load(claim: &ClaimArg, trace: &Trace) -> Result<Claim, Failure> {
     let from = match &claim.phase {
         None => Some(0),
         Some(name) => trace.phases.iter().find(|phase| phase.name == *name).map(|phase| phase.from),
@@ -163,7 +137,7 @@ fn over(claim: &ClaimArg, trace: &Trace) -> Result<Claim, Failure> {
             claim.name, trace.name
         ))
     })?;
-    Ok(Claim { name: claim.name.clone(), bytes: claim.bytes.0, from_step, to_step: trace.steps.len() })
+    Ok(Claim { name: claim.name.clone(), bytes: claim.bytes.0, from_step, to_step: usize::MAX })
 }
 
 /// As asked for, else as recorded.

@@ -24,12 +24,7 @@ pub(crate) struct RotateArgs {
 
     /// How long the demo sends traffic, with a unit, like 60s or 2m
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = positive_time)]
-    duration: Duration,
-
-    /// Old name of --duration
-    #[arg(long, value_name = "TIME", hide = true, value_parser = positive_time,
-        conflicts_with = "duration")]
-    lasts: Option<Duration>,
+    pub(crate) duration: Duration,
 
     /// Keep the engines running when the service ends; the next service finds them
     #[arg(long)]
@@ -66,10 +61,6 @@ impl RotateArgs {
             (None, false, None) => missing("--config FILE is needed, or --demo"),
             _ => None,
         }
-    }
-
-    pub(crate) fn duration(&self) -> Duration {
-        self.lasts.unwrap_or(self.duration)
     }
 }
 

@@ -38,8 +38,6 @@ pub(crate) struct LogReply {
 pub(crate) struct CommandReply {
     model: String,
     command: &'static str,
-    /// Deprecated key of `command`, for one release.
-    order: &'static str,
     stage: String,
     last_failure: Option<String>,
     /// Whether it was waited for.
@@ -174,7 +172,7 @@ impl CommandReply {
     fn of(now: &Value, model: String, command: &'static str, is_done: bool) -> Self {
         let text = |key: &str| now[key].as_str().map(str::to_owned);
         let stage = text("stage").unwrap_or_else(|| "in an unknown stage".to_owned());
-        Self { model, command, order: command, stage, last_failure: text("last_failure"), is_done }
+        Self { model, command, stage, last_failure: text("last_failure"), is_done }
     }
 }
 

@@ -33,7 +33,7 @@ use poorwill_rotate::validate::Trial;
 
 pub(crate) fn run(args: RotateArgs) -> ExitCode {
     let json = args.json;
-    let duration = args.duration();
+    let duration = args.duration;
     match (args.command, args.config, args.demo) {
         (Some(RotateCommand::Validate { requests, cycles }), Some(config), _) => {
             let trial = Trial { requests: requests.get(), cycles: cycles.get() };

@@ -18,6 +18,23 @@ fn replay(folder: &Folder, args: &[&str]) -> Ran {
     run(folder, &[&["replay"], args].concat())
 }
 
+/// The one trace of a report, and the exit code.
+fn answered(folder: &Folder, words: &[&str]) -> (i32, Value) {
+    let ran = replay(folder, &[words, &["--json"]].concat());
+    let report = ran.json();
+    let [trace] = report["traces"].as_array().unwrap().as_slice() else { panic!("{report}") };
+    (ran.code, trace.clone())
+}
+
+fn row<'t>(trace: &'t Value, setup: &str) -> &'t Value {
+    let rows = trace["rows"].as_array().unwrap();
+    rows.iter().find(|row| row["setup"] == setup).unwrap_or_else(|| panic!("{setup}: {rows:?}"))
+}
+
+fn fits(row: &Value) -> bool {
+    row["verdict"] == "fits"
+}
+
 fn image(name: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/images").join(name)
 }
@@ -26,19 +43,22 @@ fn image(name: &str) -> std::path::PathBuf {
 fn reported_loads_fail_as_they_did_and_poorwill_says_what_fits() {
     let folder = Folder::new();
     for (name, [first, poorwill]) in CASES {
-        let ran = replay(&folder, &["--case", name, "--json"]);
-        assert_eq!(ran.code, 1, "{ran:?}");
-        let report = ran.json();
-        let [trace] = report["traces"].as_array().unwrap().as_slice() else { panic!("{report}") };
-        let rows = trace["rows"].as_array().unwrap();
-        assert_eq!((&trace["fits"], &rows[0]["fits"]), (&json!(first), &json!(first)), "{name}");
-        let ours = rows.iter().find(|row| row["setup"] == "poorwill").unwrap();
-        assert_eq!(ours["fits"], poorwill, "{name}");
+        let (code, trace) = answered(&folder, &["--case", name]);
+        assert_eq!(code, 1, "{trace}");
+        let asked = row(&trace, trace["setup"].as_str().unwrap());
+        assert_eq!((fits(&trace), fits(asked)), (first, first), "{name}");
+        assert_eq!(fits(row(&trace, "poorwill")), poorwill, "{name}");
         let sentence = trace["sentence"].as_str().unwrap();
         assert!(sentence.starts_with("It does not fit: at step "), "{sentence}");
         assert_eq!(sentence.contains("`poorwill` ("), poorwill, "{sentence}");
         let notes = trace["notes"].to_string();
         assert!(notes.contains("the report: ") && notes.contains("guessed: "), "{notes}");
+        // What needs least comes first, and is what is advised.
+        let rows = trace["rows"].as_array().unwrap();
+        let needs = |row: &Value| (!fits(row), row["needs_bytes"].as_u64().unwrap());
+        assert!(rows.is_sorted_by_key(needs), "{rows:?}");
+        let advice = trace["advice"][0].as_str().unwrap();
+        assert!(!poorwill || advice.contains(rows[0]["typed"].as_str().unwrap()), "{advice}");
     }
 }
 
@@ -52,6 +72,10 @@ fn a_text_has_the_answer_first() {
     assert!(lines[0].starts_with("graphs-on-a-slice: 4 steps, 22.7"), "{lines:?}");
     assert!(lines[1].contains("No allocator can help"), "{lines:?}");
     assert!(ran.stdout.contains("weights, int4"), "{lines:?}");
+    // 22.70 GiB of 22.56: each of these alone has as much.
+    let advice = "It fits with 140.42 MiB less of one of these: weights, int4 (14.5 GiB), key-value cache, fp8 (4.67 GiB), \
+                  workspaces and activations (2 GiB).";
+    assert_eq!(lines[2].replace('\u{a0}', " "), advice);
     // A card that is large enough.
     let ran = replay(&folder, &["--case", "graphs-on-a-slice", "--card", "24GiB"]);
     assert!(ran.succeeded().contains("It fits: `pytorch` maps 22.7"));
@@ -65,17 +89,18 @@ fn the_card_and_its_settings_are_the_recorders() {
     let path = folder.path().join("load.jsonl");
     fs::write(&path, format!("{head}\n{{\"t\":\"a\",\"k\":1,\"b\":1048576}}\n")).unwrap();
     let path = path.to_str().unwrap();
+    let limited = "pytorch:max_split_size_mb:20,expandable_segments:True";
     let said = |args: &[&str]| {
         let report = replay(&folder, &[&[path, "--json"], args].concat()).json();
         let trace = &report["traces"][0];
         let sizes = ["total_bytes", "taken_bytes"].map(|key| trace[key].as_u64().unwrap() >> 30);
-        (sizes, trace["rows"][1]["setup"].as_str().unwrap().to_owned())
+        let rows = trace["rows"].as_array().unwrap();
+        (sizes, rows.iter().any(|row| row["setup"] == limited))
     };
-    let limited = "pytorch:max_split_size_mb:20,expandable_segments:True".to_owned();
-    assert_eq!(said(&[]), ([140, 60], limited.clone()));
-    assert_eq!(said(&["--card", "24GiB"]), ([24, 1], limited));
-    replay(&folder, &[path, "--card", "24GiB", "--taken", "30GiB"])
-        .failed(&["others have 30 GiB; say --taken"]);
+    assert_eq!(said(&[]), ([140, 60], true));
+    assert_eq!(said(&["--card", "24GiB"]), ([24, 1], true));
+    let ran = replay(&folder, &[path, "--card", "24GiB", "--taken", "30GiB"]);
+    assert!(ran.code == 2 && ran.stderr.contains("others have 30 GiB; say --taken"), "{ran:?}");
 }
 
 /// The pictures of the documents are those of the trace beside them, and of the cases.
@@ -129,14 +154,14 @@ fn what_was_recorded_is_asked_about_first() {
     let ran = replay(&folder, &["load.jsonl", "--json"]);
     let report: Value = ran.json();
     let trace = &report["traces"][0];
-    assert_eq!(trace["rows"][0]["setup"], "pytorch:max_split_size_mb:128");
+    assert_eq!(trace["setup"], "pytorch:max_split_size_mb:128");
     assert_eq!(
-        (&trace["total_bytes"], &trace["fits"]),
-        (&json!(8 << 20), &json!(false)),
+        (&trace["total_bytes"], &trace["verdict"]),
+        (&json!(8 << 20), &json!("does_not_fit")),
         "segments of 20 MiB"
     );
-    let poorwill = trace["rows"].as_array().unwrap().iter().find(|row| row["setup"] == "poorwill").unwrap();
-    assert_eq!((&poorwill["fits"], &poorwill["peak_phase"]), (&json!(true), &json!("load")));
+    let poorwill = row(trace, "poorwill");
+    assert_eq!((&poorwill["verdict"], &poorwill["peak_phase"]), (&json!("fits"), &json!("load")));
 }
 
 #[test]
@@ -156,8 +181,10 @@ fn what_cannot_be_replayed_is_refused_in_a_sentence() {
         (vec![trace, "--card", "1GiB", "--taken", "2GiB"], &["nothing is left"]),
         (vec![trace, "--budget", "0"], &["a budget of nothing"]),
         (vec![trace, "--card", "17179869183GiB"], &["no card has", "1 PiB"]),
-        (vec![trace, trace, "--html", "page.html"], &["show one trace"]),
-        (vec![two, "--html", "page.html"], &["show one trace", "--device"]),
+        (vec![trace, trace, "--svg", "page.svg"], &["a picture shows one trace"]),
+        (vec![two, "--svg", "page.svg"], &["a picture shows one trace", "--device"]),
+        (vec!["/dev/zero"], &["/dev/zero", "this is no pickle"]),
+        (vec!["/dev"], &["/dev", "directory"]),
         (vec![two, "--device", "7"], &["nothing was recorded on device 7; there is 0, 1"]),
         (vec![trace, "--device", "0"], &["no file says one"]),
         (vec![trace, "--svg", "no/such/folder.svg"], &["no/such/folder.svg"]),
@@ -166,7 +193,11 @@ fn what_cannot_be_replayed_is_refused_in_a_sentence() {
             &["no phase `serve`", "load"],
         ),
     ] {
-        replay(&folder, &words).failed(expected);
+        let ran = replay(&folder, &words);
+        assert!(ran.code == 2 && ran.stdout.is_empty(), "{ran:?}");
+        assert!(expected.iter().all(|text| ran.stderr.contains(text)), "{expected:?}: {ran:?}");
+        let json = replay(&folder, &[&words[..], &["--json"]].concat());
+        assert!(json.code == 2 && json.json()["error"].is_string(), "{json:?}");
     }
     assert!(!folder.join("here").exists());
     for (words, expected) in [
@@ -190,16 +221,14 @@ fn small_traces_have_the_right_answers() {
     let free = |key: u64| format!("{{\"t\":\"f\",\"k\":{key}}}\n");
     let answered = |name: &str, lines: String, words: &[&str]| {
         folder.write(name, format!("{head}{lines}"));
-        let ran = replay(&folder, &[&[name, "--json"], words].concat());
-        let report: Value = ran.json();
-        (ran.code, report["traces"][0].clone())
+        answered(&folder, &[&[name], words].concat())
     };
     // What could not be had was asked for.
     let refused = format!("{}{{\"t\":\"o\",\"b\":{}}}\n", mib(1, 6 << 10), 3_u64 << 30);
     let (code, trace) = answered("oom.jsonl", refused, &["--card", "8GiB", "--taken", "1GiB"]);
     assert_eq!(
-        (code, &trace["fits"], &trace["rows"][0]["failed_step"]),
-        (1, &json!(false), &json!(2)),
+        (code, &trace["verdict"], &row(&trace, "pytorch")["failed_step"]),
+        (1, &json!("does_not_fit"), &json!(2)),
         "{trace}"
     );
     // The open end of a segment that grows is used last.
@@ -216,10 +245,9 @@ fn small_traces_have_the_right_answers() {
     assert!((900 << 20..=964 << 20).contains(&needs), "{trace}");
     // A block that is too large for Poorwill's pool, and one that is for every device.
     let (code, trace) = answered("large.jsonl", mib(1, 3 << 20), &["--card", "10TiB", "--taken", "0"]);
-    let rows = trace["rows"].as_array().unwrap();
     assert_eq!(
-        (code, &rows[0]["fits"], &rows.last().unwrap()["fits"]),
-        (0, &json!(true), &json!(false)),
+        (code, fits(row(&trace, "pytorch")), fits(row(&trace, "poorwill"))),
+        (0, true, false),
         "{trace}"
     );
     let (_, trace) = answered("huge.jsonl", mib(1, 8 << 20), &["--setup", "pytorch"]);
@@ -241,4 +269,187 @@ fn small_traces_have_the_right_answers() {
         notes.contains("not modelled: roundup_power2_divisions:4") && notes.contains("say --card"),
         "{notes}"
     );
+}
+
+fn gib(count: u64) -> u64 {
+    count << 30
+}
+
+/// A snapshot of 20 blocks of 1 GiB, five of them freed, that ends at a request with 2.1 GiB free.
+fn out_of_memory(asked_bytes: u64, after: &str) -> String {
+    let entry = |action: &str, number: u64| {
+        let (addr, size) = (gib(1000 + number), gib(1));
+        format!(r#"{{"action":"{action}","addr":{addr},"size":{size},"stream":0,"frames":[]}}"#)
+    };
+    let mut entries = Vec::new();
+    let mut segments = Vec::new();
+    for number in 0..20 {
+        entries.extend([entry("segment_alloc", number), entry("alloc", number)]);
+        let (addr, size) = (gib(1000 + number), gib(1));
+        let state = if number % 4 == 0 { "inactive" } else { "active_allocated" };
+        segments.push(format!(
+            r#"{{"address":{addr},"total_size":{size},"blocks":[{{"address":{addr},"size":{size},"state":"{state}"}}]}}"#
+        ));
+    }
+    entries.extend((0..20).step_by(4).map(|number| entry("free_completed", number)));
+    entries.push(format!(r#"{{"action":"oom","size":{asked_bytes},"device_free":2254857830,"stream":0}}"#));
+    let (segments, entries) = (segments.join(","), entries.join(","));
+    format!(r#"{{"segments":[{segments}],"device_traces":[[{entries}{after}]]}}"#)
+}
+
+/// 22.1 GiB were there. 15 GiB are live, so 8 more fit no allocator, and 6 fit behind what PyTorch gives back.
+#[test]
+fn a_load_that_ran_out_of_memory_is_never_said_to_fit() {
+    let folder = Folder::new();
+    let usable = gib(20) + 2_254_857_830;
+    folder.write("oom.json", out_of_memory(gib(8), ""));
+    let (code, trace) = answered(&folder, &["oom.json"]);
+    assert_eq!(
+        (code, &trace["verdict"], &trace["usable_bytes"]),
+        (1, &json!("does_not_fit"), &json!(usable))
+    );
+    assert!(
+        trace["sentence"].as_str().unwrap().contains("No allocator can help: 23 GiB are live"),
+        "{trace}"
+    );
+    let notes = trace["notes"].to_string();
+    assert!(
+        notes.contains("20 GiB were mapped and 2.1 GiB were free") && !notes.contains("assumed"),
+        "{notes}"
+    );
+    assert!(
+        trace["advice"][0].as_str().unwrap().starts_with("It fits with 921.6 MiB less of one of these: "),
+        "{trace}"
+    );
+
+    folder.write("less.json", out_of_memory(gib(6), ""));
+    let (code, trace) = answered(&folder, &["less.json", "--setup", "pytorch"]);
+    assert_eq!((code, &trace["verdict"]), (3, &json!("fits_so_far")), "{trace}");
+    let sentence = trace["sentence"].as_str().unwrap();
+    assert!(
+        sentence.starts_with("Fits so far: ") && sentence.contains("what came after step 26 is not known"),
+        "{sentence}"
+    );
+    assert!(sentence.contains("tries again once"), "{sentence}");
+    let pytorch = row(&trace, "pytorch");
+    assert_eq!((&pytorch["verdict"], &pytorch["retries"]), (&json!("fits_so_far"), &json!(1)));
+    let ran = replay(&folder, &["less.json", "--html", "page.html"]);
+    assert_eq!(ran.code, 3, "{ran:?}");
+    assert!(ran.stdout.contains("so far") && !ran.stdout.contains("It fits"), "{ran:?}");
+    let page = fs::read_to_string(folder.join("page.html")).unwrap();
+    assert!(page.contains("Fits so far: ") && page.contains("\"ended\":26"), "{page}");
+
+    // Another card, and a program that went on.
+    let (code, trace) = answered(&folder, &["oom.json", "--card", "80GiB"]);
+    assert_eq!(
+        (code, &trace["verdict"], &trace["usable_bytes"]),
+        (3, &json!("fits_so_far"), &json!(gib(79)))
+    );
+    let went_on = r#",{"action":"alloc","addr":4096,"size":512,"stream":0}"#;
+    folder.write("on.json", out_of_memory(gib(6), went_on));
+    assert_eq!(answered(&folder, &["on.json"]).0, 0);
+}
+
+/// A recording says what was mapped and free, and has the card of its head otherwise.
+#[test]
+fn a_recording_that_ends_without_memory_fits_so_far() {
+    let folder = Folder::new();
+    let load = "{\"t\":\"a\",\"k\":1,\"b\":1073741824}\n{\"t\":\"m\",\"b\":1073741824}\n";
+    for (name, card, free, usable) in [
+        ("seen", r#","card":{"total_bytes":8589934592,"taken_bytes":0}"#, r#","d":1073741824"#, gib(2)),
+        ("head", r#","card":{"total_bytes":8589934592,"taken_bytes":1073741824}"#, "", gib(7)),
+        ("none", "", r#","d":1073741824"#, gib(2)),
+    ] {
+        let end = format!("{{\"t\":\"o\",\"b\":536870912{free}}}\n");
+        folder.write(name, format!("{{\"poorwill_record\":1{card}}}\n{load}{end}"));
+        let (code, trace) = answered(&folder, &[name]);
+        assert_eq!(
+            (code, &trace["verdict"], &trace["usable_bytes"]),
+            (3, &json!("fits_so_far"), &json!(usable)),
+            "{name}"
+        );
+    }
+}
+
+/// What is claimed is not there for the allocator, from its phase on.
+#[test]
+fn claims_count_without_a_page() {
+    let folder = Folder::new();
+    let mib = |key: u64, mib: u64| format!("{{\"t\":\"a\",\"k\":{key},\"b\":{}}}\n", mib << 20);
+    let lines = [mib(1, 600), mib(2, 400), "{\"t\":\"f\",\"k\":2}\n".to_owned()].concat();
+    let serve = "{\"t\":\"p\",\"n\":\"serve\"}\n";
+    folder.write("load.jsonl", format!("{{\"poorwill_record\":1}}\n{lines}{serve}{}", mib(3, 100)));
+    folder.write("end.jsonl", format!("{{\"poorwill_record\":1}}\n{lines}{serve}"));
+    for setup in ["pytorch", "pytorch:expandable_segments:True", "poorwill"] {
+        let card = ["--card", "1100MiB", "--taken", "0", "--setup", setup];
+        let claimed =
+            |file: &str, claim: &str| answered(&folder, &[&[file, "--claim", claim], &card[..]].concat());
+        // 1000 MiB and 100 fit exactly; one more does not.
+        assert_eq!(claimed("load.jsonl", "graphs=60MiB").0, 0, "{setup}");
+        let (code, trace) = claimed("load.jsonl", "graphs=140MiB");
+        assert_eq!((code, row(&trace, setup)["failed_step"].as_u64()), (1, Some(2)), "{trace}");
+        // 700 MiB are live in the phase, and the cache goes back.
+        let (code, trace) = claimed("load.jsonl", "graphs=380MiB@serve");
+        assert_eq!(code, 0, "{trace}");
+        assert_eq!(trace["live_peak_bytes"], 1080 << 20);
+        let needs = trace["needs_bytes"].as_u64().unwrap();
+        assert!((1080 << 20..=1102 << 20).contains(&needs), "{setup}: {trace}");
+        let (code, trace) = claimed("load.jsonl", "graphs=420MiB@serve");
+        assert_eq!(code, 1, "{trace}");
+        assert!(trace["advice"].to_string().contains("the claim graphs (420 MiB)"), "{trace}");
+        // The claim itself has no memory, behind the last step, too.
+        for file in ["load.jsonl", "end.jsonl"] {
+            let (code, trace) = claimed(file, "graphs=600MiB@serve");
+            assert_eq!((code, row(&trace, setup)["failed_step"].as_u64()), (1, Some(4)), "{trace}");
+            assert!(
+                trace["sentence"].as_str().unwrap().contains("has no 600 MiB for claims left"),
+                "{trace}"
+            );
+        }
+    }
+}
+
+/// Eight ranks: one answer, that of the worst.
+#[test]
+fn several_devices_have_one_answer_and_one_page() {
+    let folder = Folder::new();
+    let entry = |mib: u64| format!(r#"[{{"action":"alloc","addr":4096,"size":{},"stream":0}}]"#, mib << 20);
+    let ranks: Vec<String> = (0..8).map(|rank| entry(if rank == 3 { 900 } else { 500 })).collect();
+    folder.write("ranks.json", format!(r#"{{"device_traces":[{}]}}"#, ranks.join(",")));
+    let words = ["ranks.json", "--card", "800MiB", "--taken", "0", "--html", "page.html"];
+    let ran = replay(&folder, &words);
+    assert_eq!(ran.code, 1, "{ran:?}");
+    assert!(ran.stdout.starts_with("8 devices, worst is ranks.json, device 3:\n"), "{ran:?}");
+    assert_eq!(ran.stdout.matches("what to type:").count(), 1, "{ran:?}");
+    let json = replay(&folder, &[&words[..], &["--json"]].concat()).json();
+    assert_eq!(
+        (json["traces"].as_array().unwrap().len(), &json["worst"]),
+        (8, &json!("ranks.json, device 3"))
+    );
+    let page = fs::read_to_string(folder.join("page.html")).unwrap();
+    assert!((0..8).all(|rank| page.contains(&format!("\"name\":\"ranks.json, device {rank}\""))));
+}
+
+/// At 100 columns, as in a pipe.
+#[test]
+fn settings_are_whole_in_tables_and_to_be_typed() {
+    let folder = Folder::new();
+    let long = "pytorch:max_split_size_mb:20,expandable_segments:True,garbage_collection_threshold:0.8";
+    let words =
+        ["--case", "dense", "--setup", "pytorch", "--setup", long, "--setup", "cumem:max_split_size_mb:20"];
+    let said = replay(&folder, &words).stdout;
+    for text in ["  max_split_size_mb:20", "  expandable_segments:True", "  garbage_collection_threshold:0.8"]
+    {
+        assert!(said.lines().any(|line| line.starts_with(&format!("│ {text} "))), "{text}: {said}");
+    }
+    for text in [
+        "unset PYTORCH_ALLOC_CONF",
+        "PYTORCH_ALLOC_CONF=max_split_size_mb:20,expandable_segments:True,garbage_collection_threshold:0.8",
+        "PYTORCH_ALLOC_CONF=max_split_size_mb:20 vllm serve MODEL --enable-sleep-mode",
+    ] {
+        assert!(said.contains(&format!("\n    {text}")), "{text}: {said}");
+    }
+    // When it fits, what would save memory.
+    let said = replay(&folder, &["--case", "dense", "--card", "80GiB"]).succeeded();
+    assert!(said.contains(" less: "), "{said}");
 }

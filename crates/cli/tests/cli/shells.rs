@@ -1,4 +1,4 @@
-//! Completions for shells, man pages, and old names that still work.
+//! Completions for shells, and man pages.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,7 +21,7 @@ fn every_shell_has_completions() {
         }
         // Values are completed where the shell's generator supports them.
         assert!(script.contains("swizzle") || ["elvish", "powershell"].contains(&shell), "{shell}");
-        for hidden in ["mock-engine", "reference", "lasts", "nap"] {
+        for hidden in ["mock-engine", "reference"] {
             let is_word = |line: &str| {
                 line.split(|c: char| !(c.is_alphanumeric() || c == '-')).any(|word| word == hidden)
             };
@@ -101,51 +101,5 @@ fn help_lists_completions_and_man_pages() {
             "{word}: {help}"
         );
     }
-    assert!(!help.contains("nap") && !help.contains("reference"), "{help}");
-}
-
-#[test]
-fn the_old_name_of_verify_works_with_a_notice() {
-    let folder = Folder::new();
-    folder.write_tensor("x.safetensors", "w", 1000);
-    for json in [false, true] {
-        let args = ["nap", "x.safetensors", "--cycles=1", "--json"];
-        let ran = run(&folder, &args[..3 + usize::from(json)]);
-        assert_eq!((ran.code, ran.stderr.as_str()), (0, "`nap` is now `verify`\n"), "{ran:?}");
-        if json {
-            assert_eq!(ran.json()["verified"], true);
-        }
-    }
-    // A file may have the name.
-    folder.write_tensor("nap", "w", 1000);
-    run(&folder, &["verify", "nap", "--cycles=1"]).succeeded();
-    // The notice does not depend on the rest of the line.
-    for (args, code, out, err) in [
-        (&["nap", "--help"][..], 0, "poorwill verify", ""),
-        (&["help", "nap"], 0, "poorwill verify", ""),
-        (&["nap"], 2, "", "error: "),
-        (&["nap", "x.safetensors", "--cycles=0"], 2, "", "error: "),
-    ] {
-        let ran = run(&folder, args);
-        let notice = format!("`nap` is now `verify`\n{err}");
-        assert!(ran.code == code && ran.stdout.contains(out) && ran.stderr.starts_with(&notice), "{ran:?}");
-        assert_eq!(ran.stderr.matches("is now").count(), 1, "{ran:?}");
-    }
-}
-
-#[test]
-fn old_options_work_with_a_notice() {
-    let folder = Folder::new();
-    let ran = run(&folder, &["rotate", "--config", "nowhere.toml", "--lasts", "1s"]);
-    assert_eq!(ran.code, 1, "{ran:?}");
-    assert!(ran.stderr.starts_with("`--lasts` is now `--duration`\nerror: "), "{ran:?}");
-    let ran = run(&folder, &["rotate", "--demo", "--lasts", "1s", "--duration", "1s"]);
-    assert!(ran.code == 2 && ran.stderr.starts_with("`--lasts` is now `--duration`\nerror: "), "{ran:?}");
-    // The port is that of a listener, so the mock engine ends at once.
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    let engine = ["mock-engine", "--listen", &address, "--model", "one", "--bytes", "1MiB", "--lie", "slow"];
-    let ran = run(&folder, &engine);
-    assert_eq!(ran.code, 1, "{ran:?}");
-    assert!(ran.stderr.starts_with("`--lie` is now `--fault`\nerror: cannot listen"), "{ran:?}");
+    assert!(!help.contains("mock-engine") && !help.contains("reference"), "{help}");
 }

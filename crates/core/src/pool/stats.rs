@@ -38,7 +38,6 @@ pub struct PoolStats {
     /// Held, but not live.
     pub cached_bytes: u64,
     /// Of these, refused for release by the driver so far.
-    #[serde(flatten, serialize_with = "crate::pool::tools::old_keys::deferred_release_bytes")]
     pub deferred_release_bytes: u64,
     /// Address space.
     pub reserved_bytes: u64,

@@ -155,20 +155,6 @@ fn figures_can_be_false() {
 }
 
 #[test]
-fn the_old_name_of_the_setting_works_with_a_notice() {
-    if !is_child() {
-        let variables =
-            [("POORWILL_FAKE_CUDA_DEVICES", DEVICES), ("POORWILL_FAKE_CUDA_PLAY", "0:used=120MiB")];
-        let output = in_a_child("simulation::the_old_name_of_the_setting_works_with_a_notice", &variables);
-        expect_success(&output);
-        let message = String::from_utf8_lossy(&output.stderr);
-        assert!(message.contains("is now called POORWILL_FAKE_CUDA_SIMULATE"), "{message}");
-        return;
-    }
-    assert_eq!(info(&turn()), (0, 64, 4));
-}
-
-#[test]
 fn uuids_are_those_of_the_devices() {
     let cuda = turn();
     for device in 0..2 {

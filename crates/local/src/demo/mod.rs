@@ -10,7 +10,7 @@ use poorwill::{Arena, ByteSize, DeviceSpec, Level, chain};
 use poorwill_bench::churn::{self, ChurnPlan, ChurnReport, Load};
 use poorwill_bench::synthetic::SyntheticMoe;
 use poorwill_bench::verify::{VerifyPlan, VerifyReport};
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 pub use self::args::DemoArgs;
 use crate::bench;
@@ -26,33 +26,16 @@ const CHURN_DEVICE: DeviceSpec = DeviceSpec::Host { capacity_bytes: 64 << 30 };
 /// Smaller sizes are not representative.
 const DIVISOR_MAX: u64 = 1 << 10;
 
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub(crate) struct DemoReport {
     verify: VerifyReport,
     churn: Vec<ChurnReport>,
     /// All sizes of the loads were divided by this.
+    #[serde(skip)]
     churn_divisor: NonZeroU64,
     /// Writing the checkpoint.
     write_s: f64,
     verified: bool,
-}
-
-impl Serialize for DemoReport {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Json<'a> {
-            verify: &'a VerifyReport,
-            /// Deprecated key of `verify`, for one release.
-            #[serde(rename = "nap")]
-            old_verify: &'a VerifyReport,
-            churn: &'a [ChurnReport],
-            write_s: f64,
-            verified: bool,
-        }
-        let Self { verify, churn, write_s, verified, .. } = self;
-        Json { verify, old_verify: verify, churn, write_s: *write_s, verified: *verified }
-            .serialize(serializer)
-    }
 }
 
 pub(crate) fn run(args: &DemoArgs) -> Result<DemoReport, Failure> {

@@ -61,8 +61,6 @@ const LIMITS: &[&str] = &[
     "handles",
     "map_s",
     "unmap_s",
-    "bring_in_s",
-    "give_back_s",
 ];
 const RATIOS: &[&str] =
     &["first_sleep", "prepared_sleep", "clean_sleep", "changed_sleep", "wake", "drop", "wake_empty"];
@@ -95,9 +93,6 @@ pub(crate) fn assert_bench_report(report: &Value) {
         assert_seconds(&report[figure]);
     }
     assert_fields(&report["limits"], &[LIMITS]);
-    // The old names, for one release.
-    assert_eq!(report["limits"]["bring_in_s"], report["limits"]["map_s"]);
-    assert_eq!(report["limits"]["give_back_s"], report["limits"]["unmap_s"]);
     assert_fields(&report["memory"], &[MEMORY]);
     MEMORY.iter().for_each(|moment| assert_fields(&report["memory"][moment], &[HELD]));
     assert_fields(&report["spreads"], &[&["sleep_s", "wake_s", "wake_without_verify_s", "wake_at_once_s"]]);

@@ -81,7 +81,7 @@ fn commands_and_options_that_do_not_exist() {
 fn errors_name_the_command() {
     for (args, usage) in [
         (&["verify", "x", "--level=9"][..], "Usage: poorwill-demo verify [OPTIONS] <CHECKPOINT>..."),
-        (&["nap", "x", "--limit=much"], "Usage: poorwill-demo verify [OPTIONS] <CHECKPOINT>..."),
+        (&["verify", "x", "--limit=much"], "Usage: poorwill-demo verify [OPTIONS] <CHECKPOINT>..."),
         (
             &["bench", "churn", "--load=moe", "--rounds=0"],
             "Usage: poorwill-demo bench churn [OPTIONS] --load <LOAD>",

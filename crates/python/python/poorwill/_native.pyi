@@ -144,9 +144,6 @@ class OutOfMemoryError(PoorwillError, MemoryError):
     """Held, and in use by no block."""
     device_free_bytes: int | None
     """Free on the device, where that was full."""
-    @property
-    def idle_bytes(self) -> int | None:
-        """Deprecated: the old name of `reclaimable_bytes`."""
 
 class UndoneError(PoorwillError):
     """A group of ranks did not sleep or wake; this one is as it was."""

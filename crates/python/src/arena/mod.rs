@@ -448,8 +448,6 @@ impl Arena {
             let about = PyDict::new(py);
             about.set_item("holders", one.holders)?;
             about.set_item("reclaimable_bytes", one.reclaimable_bytes)?;
-            // The old key, until the next release.
-            about.set_item(concat!("idle", "_bytes"), one.reclaimable_bytes)?;
             tags.set_item(one.tag.as_str(), about)?;
         }
         Ok(tags)

@@ -19,6 +19,12 @@ pub(crate) trait Allocator {
     /// The weights are loaded: what has a pool of its own for that leaves it.
     fn load_ends(&mut self) -> Result<(), PoolError>;
 
+    /// From now on it may map so much. Whether it has no more; if need be, what is free as a whole goes back.
+    fn limit(&mut self, usable_bytes: u64) -> Result<bool, PoolError>;
+
+    /// How often it gave all that is free back and tried again, as PyTorch counts that.
+    fn retries(&self) -> Option<u64>;
+
     fn mapped_bytes(&self) -> Result<u64, PoolError>;
 
     /// By address.

@@ -57,6 +57,7 @@ pub(super) struct CachingAllocator {
     kind: AllocatorKind,
     /// Whether something became free since everything was given back.
     has_freed: bool,
+    retries: u64,
 }
 
 impl CachingAllocator {
@@ -74,6 +75,7 @@ impl CachingAllocator {
             collect_at: setup.collect_at(card.total_bytes),
             kind: setup.kind(),
             has_freed: false,
+            retries: 0,
         }
     }
 
@@ -252,6 +254,14 @@ impl CachingAllocator {
         released >= wanted
     }
 
+    /// Gives everything back, so that what lacked memory can try again.
+    fn retry(&mut self) {
+        self.retries += 1;
+        if std::mem::take(&mut self.has_freed) {
+            self.release_cached(|class| class.pool == 0);
+        }
+    }
+
     /// Gives everything back that may be.
     fn release_cached(&mut self, may: impl Fn(Class) -> bool) {
         let places = self.lists.all().filter(|list| may(list.class)).flat_map(|list| list.free.iter());
@@ -369,7 +379,7 @@ impl Allocator for CachingAllocator {
             found = self.new_memory(list, bytes);
         }
         if found.is_none() && class.pool == 0 {
-            self.release_cached(|class| class.pool == 0);
+            self.retry();
             found = self.new_memory(list, bytes);
         }
         let Some(place) = found else { return Ok(false) };
@@ -403,6 +413,18 @@ impl Allocator for CachingAllocator {
             self.release_cached(|_| true);
         }
         Ok(())
+    }
+
+    fn limit(&mut self, usable_bytes: u64) -> Result<bool, PoolError> {
+        self.usable_bytes = usable_bytes;
+        if self.mapped_bytes > usable_bytes && self.kind == AllocatorKind::PyTorch {
+            self.retry();
+        }
+        Ok(self.mapped_bytes <= usable_bytes)
+    }
+
+    fn retries(&self) -> Option<u64> {
+        (self.kind == AllocatorKind::PyTorch).then_some(self.retries)
     }
 
     fn mapped_bytes(&self) -> Result<u64, PoolError> {

@@ -38,6 +38,8 @@ pub(super) struct MemorylessDevice {
 struct Account {
     capacity_bytes: u64,
     held_bytes: u64,
+    /// What others take; what is held already stays, also beyond that.
+    claimed_bytes: u64,
     backings: HashMap<BackingId, Backing>,
     created: u64,
     /// Addresses that nothing has: first to end.
@@ -81,6 +83,7 @@ impl MemorylessDevice {
         let account = Account {
             capacity_bytes,
             held_bytes: 0,
+            claimed_bytes: 0,
             backings: HashMap::new(),
             created: 0,
             gaps: BTreeMap::from([(GRANULE_BYTES, ADDRESSES_END)]),
@@ -92,6 +95,15 @@ impl MemorylessDevice {
             memory: Mutex::new(account),
             handles: Mutex::default(),
         }
+    }
+
+    /// Others take so much from now on.
+    pub(super) fn claim(&self, bytes: u64) {
+        self.account().claimed_bytes = bytes;
+    }
+
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.account().held_bytes
     }
 
     fn account(&self) -> MutexGuard<'_, Account> {
@@ -147,9 +159,13 @@ impl Account {
         Ok(())
     }
 
+    const fn free_bytes(&self) -> u64 {
+        self.capacity_bytes.saturating_sub(self.held_bytes).saturating_sub(self.claimed_bytes)
+    }
+
     fn create(&mut self, bytes: u64) -> Checked<BackingId> {
         check_size(bytes)?;
-        let free_bytes = self.capacity_bytes - self.held_bytes;
+        let free_bytes = self.free_bytes();
         if bytes > free_bytes {
             return Err(DriverErrorKind::OutOfMemory { asked_bytes: bytes, free_bytes });
         }
@@ -387,7 +403,7 @@ impl Driver for MemorylessDevice {
 
     fn memory_info(&self) -> Result<MemoryInfo> {
         let account = self.account();
-        let info = MemoryInfo::new(account.capacity_bytes, account.capacity_bytes - account.held_bytes);
+        let info = MemoryInfo::new(account.capacity_bytes, account.free_bytes());
         Ok(info.of_process(Some(ProcessMemory::new(account.held_bytes, 0))))
     }
 

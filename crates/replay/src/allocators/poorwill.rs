@@ -17,8 +17,12 @@ use crate::trace::{Block, BlockNumber, Trace};
 #[derive(Debug)]
 pub(super) struct Pool {
     arena: Arena,
+    /// That of the arena; `None` where the arena's has memory.
+    device: Option<Arc<MemorylessDevice>>,
     /// Nothing, where not even a granule is.
     usable_bytes: u64,
+    /// What others take of that.
+    claimed_bytes: u64,
     /// Those that are live, by number, with their addresses.
     blocks: Vec<Option<(BlockId, u64)>>,
     tags: HashMap<u32, Tag>,
@@ -28,14 +32,18 @@ impl Pool {
     pub(super) fn open(card: Card, trace: &Trace) -> Result<Self, OpenError> {
         // No device has less than a granule.
         let capacity_bytes = card.usable_bytes().max(GRANULE_BYTES);
-        Self::over(Arc::new(MemorylessDevice::of(capacity_bytes)), card, trace)
+        let device = Arc::new(MemorylessDevice::of(capacity_bytes));
+        let pool = Self::over(device.clone(), card, trace)?;
+        Ok(Self { device: Some(device), ..pool })
     }
 
     /// On a device of what the card leaves.
     pub(super) fn over(driver: Arc<dyn Driver>, card: Card, trace: &Trace) -> Result<Self, OpenError> {
         Ok(Self {
             arena: Arena::over(driver, PoolConfig::default())?,
+            device: None,
             usable_bytes: card.usable_bytes() / GRANULE_BYTES * GRANULE_BYTES,
+            claimed_bytes: 0,
             blocks: vec![None; trace.blocks.len()],
             tags: HashMap::new(),
         })
@@ -60,7 +68,7 @@ fn at(number: BlockNumber) -> usize {
 
 impl Allocator for Pool {
     fn alloc(&mut self, number: BlockNumber, block: &Block) -> Result<bool, PoolError> {
-        if block.bytes > self.usable_bytes {
+        if block.bytes > self.usable_bytes - self.claimed_bytes {
             return Ok(false);
         }
         let request = AllocRequest::new(block.bytes, self.tag(block.pool));
@@ -90,7 +98,26 @@ impl Allocator for Pool {
         Ok(())
     }
 
+    fn limit(&mut self, usable_bytes: u64) -> Result<bool, PoolError> {
+        self.claimed_bytes = self.usable_bytes.saturating_sub(usable_bytes);
+        if let Some(device) = &self.device {
+            device.claim(self.claimed_bytes);
+        }
+        let left_bytes = self.usable_bytes - self.claimed_bytes;
+        if self.mapped_bytes()? > left_bytes {
+            self.arena.trim()?;
+        }
+        Ok(self.mapped_bytes()? <= left_bytes)
+    }
+
+    fn retries(&self) -> Option<u64> {
+        None
+    }
+
     fn mapped_bytes(&self) -> Result<u64, PoolError> {
+        if let Some(device) = &self.device {
+            return Ok(device.held_bytes());
+        }
         // Cheaper than the pool's own figure, and the device is the pool's alone.
         match self.arena.driver().memory_info() {
             Ok(memory) => Ok(memory.total_bytes - memory.free_bytes),

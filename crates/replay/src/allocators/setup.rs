@@ -78,6 +78,29 @@ impl Setup {
         self.kind
     }
 
+    /// What selects it, for a shell: variables of the environment, and options of engines.
+    #[must_use]
+    pub fn typed(&self) -> String {
+        let text = self.to_string();
+        let settings = text.split_once(':').map_or("", |(_, settings)| settings);
+        let conf =
+            if settings.is_empty() { String::new() } else { format!("PYTORCH_ALLOC_CONF={settings} ") };
+        match self.kind {
+            AllocatorKind::PyTorch if settings.is_empty() => "unset PYTORCH_ALLOC_CONF".to_owned(),
+            AllocatorKind::PyTorch if self.collect_at.is_some() => {
+                format!("{conf}and torch.cuda.set_per_process_memory_fraction(1.0) in the program")
+            }
+            AllocatorKind::PyTorch => conf.trim_end().to_owned(),
+            AllocatorKind::Cumem => format!("{conf}vllm serve MODEL --enable-sleep-mode"),
+            AllocatorKind::TorchMemorySaver => {
+                format!("{conf}python -m sglang.launch_server --model-path MODEL --enable-memory-saver")
+            }
+            AllocatorKind::Poorwill => {
+                "POORWILL_SLEEP_MODE=1 vllm serve MODEL --enable-sleep-mode".to_owned()
+            }
+        }
+    }
+
     /// Blocks of this size or more are never split.
     pub(super) fn max_split_bytes(&self) -> u64 {
         self.max_split_mib.map_or(u64::MAX, |mib| mib.saturating_mul(MIB))

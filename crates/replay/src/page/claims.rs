@@ -1,24 +1,6 @@
 //! Claims of a budget, one on top of the other.
 
-/// A part of a budget, such as what was asked for graphs.
-///
-/// ```
-/// use poorwill_replay::page::Claim;
-///
-/// let graphs = Claim { name: "graphs".into(), bytes: 1567 << 20, from_step: 900, to_step: 1200 };
-/// assert!(graphs.bytes > 1 << 30);
-/// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Claim {
-    /// Its name.
-    pub name: String,
-    /// How much it is.
-    pub bytes: u64,
-    /// The first step that it is made for.
-    pub from_step: usize,
-    /// The first step that it is not made for any more.
-    pub to_step: usize,
-}
+use crate::claim::Claim;
 
 /// Where a claim lies between two steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -35,7 +17,7 @@ pub(super) fn shelves(claims: &[Claim], steps: usize) -> Vec<Vec<Shelf>> {
     let mut edges: Vec<usize> = ends.map(|step| step.min(steps)).collect();
     edges.sort_unstable();
     edges.dedup();
-    let covers = |claim: &Claim, from: usize| claim.from_step <= from && from < claim.to_step.min(steps);
+    let covers = |claim: &Claim, from: usize| from < steps && claim.is_made_at(from);
     let of = |number: usize| {
         let mut found: Vec<Shelf> = Vec::new();
         for pair in edges.windows(2) {

@@ -9,7 +9,7 @@ use super::claims::{self, Shelf};
 use super::frames::Frames;
 use super::holders::{self, Holders, Owners};
 use super::looks::{ceiling, looks};
-use super::options::PageOptions;
+use super::shown::PageTrace;
 use super::{chosen, curves};
 use crate::replay::{ReplayError, Run, moments};
 use crate::trace::Trace;
@@ -34,6 +34,8 @@ struct Data<'a> {
     answer: &'a str,
     notes: &'a [String],
     steps: usize,
+    /// The step at which memory lacked when it was recorded, if that is the end; from 1.
+    ended: Option<usize>,
     total: u64,
     usable: u64,
     /// The top of the chart, and whether the usable bytes are below it.
@@ -67,6 +69,7 @@ struct RunData {
     live: u64,
     /// Step, asked, mapped, live.
     failure: Option<(usize, u64, u64, u64)>,
+    retries: Option<u64>,
     usable: u64,
 }
 
@@ -85,14 +88,15 @@ struct HoldersData {
     rest: (usize, u64, u64),
 }
 
-pub(super) fn json(trace: &Trace, runs: &[Run], options: &PageOptions) -> Result<String, ReplayError> {
+pub(super) fn json(shown: &PageTrace<'_>) -> Result<String, ReplayError> {
+    let PageTrace { trace, runs, answer } = *shown;
     let live = trace.live_bytes();
     let chosen = chosen::chosen(trace, &live, runs);
     let steps: Vec<usize> = chosen.keys().copied().collect();
     let (holders, owners) = holders::holders(trace, &steps);
 
-    let claims: Vec<Vec<Shelf>> = claims::shelves(&options.claims, trace.steps.len());
-    let always = always(trace, options, &steps);
+    let claims: Vec<Vec<Shelf>> = claims::shelves(&trace.claims, trace.steps.len());
+    let always = always(trace, &steps);
     let lines = runs.iter().map(|run| run.mapped_bytes.as_slice());
     let all: Vec<&[u64]> = std::iter::once(live.as_slice()).chain(lines).collect();
     let curves = curves::curves(&all, &always, POINTS_MAX);
@@ -105,7 +109,7 @@ pub(super) fn json(trace: &Trace, runs: &[Run], options: &PageOptions) -> Result
 
     let usable = runs.iter().map(|run| run.card.usable_bytes()).max().unwrap_or(0);
     let highest = live.iter().copied().max().unwrap_or(0).max(peak);
-    let highest = highest.max(claims::top_bytes(&options.claims, &claims));
+    let highest = highest.max(claims::top_bytes(&trace.claims, &claims));
     let mut frames = Frames::of(trace);
     // What is shown first has its frames first.
     let first = runs.first().and_then(|run| steps.iter().position(|step| *step == run.peak.step));
@@ -118,9 +122,10 @@ pub(super) fn json(trace: &Trace, runs: &[Run], options: &PageOptions) -> Result
     let mut values = curves.values.iter().map(|values| differences(values));
     let data = Data {
         name: &trace.name,
-        answer: shortened(&options.answer),
+        answer: shortened(answer),
         notes: &trace.notes,
         steps: trace.steps.len(),
+        ended: trace.ended_by().map(|refusal| refusal.step + 1),
         total: runs.iter().map(|run| run.card.total_bytes).max().unwrap_or(0),
         usable,
         ceiling: ceiling(highest, usable),
@@ -128,7 +133,7 @@ pub(super) fn json(trace: &Trace, runs: &[Run], options: &PageOptions) -> Result
         live: values.next().unwrap_or_default(),
         runs: RunData::all(runs, values),
         points: curves.steps,
-        claims: ClaimData::of(options, claims),
+        claims: ClaimData::of(trace, claims),
         moments: chosen.into_iter().collect(),
         row,
         unit,
@@ -143,8 +148,8 @@ pub(super) fn json(trace: &Trace, runs: &[Run], options: &PageOptions) -> Result
 }
 
 impl<'a> ClaimData<'a> {
-    fn of(options: &'a PageOptions, shelves: Vec<Vec<Shelf>>) -> Vec<Self> {
-        let claims = options.claims.iter().zip(shelves);
+    fn of(trace: &'a Trace, shelves: Vec<Vec<Shelf>>) -> Vec<Self> {
+        let claims = trace.claims.iter().zip(shelves);
         claims.map(|(claim, shelves)| Self { name: &claim.name, bytes: claim.bytes, shelves }).collect()
     }
 }
@@ -170,6 +175,7 @@ impl RunData {
             held: run.held_bytes,
             live: run.live_bytes,
             failure,
+            retries: run.retries,
             usable: run.card.usable_bytes(),
         }
     }
@@ -227,9 +233,9 @@ fn maps(
 }
 
 /// Steps at which curves have a point in any case: there may be a phase for each step.
-fn always(trace: &Trace, options: &PageOptions, steps: &[usize]) -> Vec<usize> {
+fn always(trace: &Trace, steps: &[usize]) -> Vec<usize> {
     let phases = trace.phases.iter().map(|phase| phase.from);
-    let claims = options.claims.iter().flat_map(|claim| [claim.from_step, claim.to_step.saturating_sub(1)]);
+    let claims = trace.claims.iter().flat_map(|claim| [claim.from_step, claim.to_step.saturating_sub(1)]);
     steps.iter().copied().chain(phases).chain(claims).take(POINTS_MAX / 2).collect()
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use crate::frames::own_at;
 use crate::trace::{StackNumber, Trace};
 
 /// Deeper frames are counted only.
@@ -12,20 +13,9 @@ const LETTERS_MAX: usize = 400;
 const TEXT_BYTES_MAX: usize = 600_000;
 const UNKNOWN: &str = "unknown";
 
-/// The innermost frame that is neither PyTorch's own nor of C++; the innermost one if there is no such.
+/// The text of the frame that matters.
 pub(super) fn own(stack: &[String]) -> &str {
     own_at(stack).map_or(UNKNOWN, |at| &stack[at])
-}
-
-fn own_at(stack: &[String]) -> Option<usize> {
-    let found = stack.iter().position(|frame| !is_foreign(frame));
-    found.or_else(|| (!stack.is_empty()).then_some(0))
-}
-
-fn is_foreign(frame: &str) -> bool {
-    const STARTS: [&str; 4] = ["??", "<frozen ", "torch/", "<eval_with_key>"];
-    const PARTS: [&str; 6] = ["/torch/", "c10::", "at::", "torch::", "std::", ".so:"];
-    STARTS.iter().any(|start| frame.starts_with(start)) || PARTS.iter().any(|part| frame.contains(part))
 }
 
 /// The frames of some stacks of a trace.
@@ -106,20 +96,6 @@ pub(super) fn shortened(frame: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_own_frame_is_the_innermost_of_the_program() {
-        for (frames, expected) in [
-            (&["??:0 c10::alloc", "/v/site-packages/torch/nn/m.py:3 to", "/v/vllm/moe.py:9 load"][..], 2),
-            (&["torch/nn/m.py:3 to", "<frozen runpy>:1 run", "<string>:1 <module>"], 2),
-            (&["/v/site-packages/torch/nn/m.py:3 to", "??:0 main"], 0),
-            (&["/x/attorch.py:3 to"], 0),
-        ] {
-            let stack: Vec<String> = frames.iter().map(|frame| (*frame).to_owned()).collect();
-            assert_eq!(own(&stack), frames[expected]);
-        }
-        assert_eq!(own(&[]), "unknown");
-    }
 
     #[test]
     fn long_and_deep_stacks_are_cut_and_texts_are_kept_once() {

@@ -2,7 +2,10 @@
 "use strict";
 // Text of a trace is set as text only, so that it cannot become markup.
 const at = (id) => document.getElementById(id);
-const data = JSON.parse(at("data").textContent);
+const traces = JSON.parse(at("data").textContent);
+// A link may name another one than the first.
+const traceIndex = Number(location.hash.slice(1)) in traces ? Number(location.hash.slice(1)) : 0;
+const data = traces[traceIndex];
 const SVG = "http://www.w3.org/2000/svg";
 const OTHERS = 8;
 
@@ -75,8 +78,17 @@ put(at("name"), data.name);
 const facts = data.total === data.usable || !data.total ? bytes(data.usable) : `${bytes(data.total)}, ${bytes(data.usable)} usable`;
 put(at("facts"), `· ${many(data.steps, "step")}${data.runs.length ? ` · on ${facts}` : ""}`);
 const [verdict, ...reasons] = (data.answer || data.name).split(/(?<=[.:]) (?=[A-Z])/);
-put(at("answer"), verdict);
-put(at("reasons"), reasons.join(" "));
+// What is between backticks is to be copied.
+function say(node, text) {
+  node.replaceChildren(...text.split("`").map((piece, index) => index % 2 ? el("code", "", piece) : piece));
+}
+say(at("answer"), verdict);
+say(at("reasons"), reasons.join(" "));
+const chooser = at("trace");
+chooser.append(...traces.map((one, index) => new Option(`${one.name}: ${one.answer.split(":")[0]}`, String(index))));
+chooser.value = String(traceIndex);
+at("traces").hidden = traces.length < 2;
+chooser.onchange = () => { location.hash = chooser.value; location.reload(); };
 const NOTES = 3;
 function showNotes(count) {
   const shown = data.notes.slice(0, count).map((note) => el("li", "", note));
@@ -149,7 +161,8 @@ for (const one of series) {
       verdict.append(el("small", "", `asks ${bytes(run.failure[1])}, ${bytes(Math.max(run.usable - run.failure[2], 0))} unmapped`));
       kept.replaceChildren("–");
     } else {
-      verdict.append(el("span", "chip", "fits"));
+      verdict.append(el("span", "chip", data.ended ? `fits up to step ${whole(data.ended)}` : "fits"));
+      if (run.retries) verdict.append(el("small", "", `${many(run.retries, "retry", "retries")} with all cache given back`));
     }
   } else if (one.kind === "live") {
     peak.append(bytes(peakLive));
@@ -202,12 +215,16 @@ function drawChart() {
   const svg = document.createElementNS(SVG, "svg");
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   svg.setAttribute("aria-hidden", "true");
-  const left = width < 500 ? 46 : 58, right = width - 6, top = 24, bottom = height - 24;
   const [highest, hasUsable] = data.ceiling;
   const unit = highest >= 2 * GIB ? GIB : highest >= 2 * MIB ? MIB : highest >= 2 * KIB ? KIB : 1;
   const unitName = { [GIB]: "GiB", [MIB]: "MiB", [KIB]: "KiB", 1: "B" }[unit];
   const tick = tickOf(highest / unit, 6);
   const roof = Math.max(highest * (data.claims.length ? 1.1 : 1.04), tick * unit);
+  const ticks = [];
+  for (let value = 0; value * unit <= roof; value += tick) ticks.push([value, value ? `${whole(value)} ${unitName}` : "0"]);
+  // Letters of 12 pixels are about 7 wide.
+  const widest = ticks.reduce((most, [, text]) => Math.max(most, text.length), 0);
+  const left = Math.ceil(widest * 7) + 8, right = width - 6, top = 24, bottom = height - 24;
   scale = {
     left, right, top, bottom,
     x: (step) => left + (right - left) * step / Math.max(data.steps, 1),
@@ -220,10 +237,10 @@ function drawChart() {
     draw(svg, "path", { class: "band-edge", d: `M${x} 0V${bottom}` });
     label(svg, "", x + 6, 15, name, end - x);
   });
-  for (let value = 0; value * unit <= roof; value += tick) {
+  for (const [value, text] of ticks) {
     const y = Math.round(scale.y(value * unit)) + 0.5;
     draw(svg, "path", { class: value ? "grid" : "axis", d: `M${left} ${y}H${right}` });
-    draw(svg, "text", { class: "end", x: left - 6, y: y + 4 }, value ? `${whole(value)} ${unitName}` : "0");
+    draw(svg, "text", { class: "end", x: left - 6, y: y + 4 }, text);
   }
   const stepTick = tickOf(data.steps, width < 500 ? 3 : 8);
   for (let step = 0; step <= data.steps; step += stepTick) {

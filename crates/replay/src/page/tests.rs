@@ -6,8 +6,9 @@ use sha2::{Digest as _, Sha256};
 
 use super::*;
 use crate::card::Card;
-use crate::replay::replay;
-use crate::trace::{Block, TraceBuilder};
+use crate::claim::Claim;
+use crate::replay::{Run, replay};
+use crate::trace::{Block, Trace, TraceBuilder};
 
 const MARKUP: &str = "</script><img src=x onerror=alert(1)><!-- & \" '";
 
@@ -33,7 +34,8 @@ fn trace(steps: usize) -> Trace {
         }
     }
     trace.note(MARKUP.to_owned());
-    trace.finish(None)
+    let claim = Claim { name: MARKUP.to_owned(), bytes: 5 << 20, from_step: 3, to_step: usize::MAX };
+    Trace { claims: vec![claim], ..trace.finish(None) }
 }
 
 fn runs(trace: &Trace, total_bytes: u64) -> Vec<Run> {
@@ -42,14 +44,14 @@ fn runs(trace: &Trace, total_bytes: u64) -> Vec<Run> {
     setups.iter().map(|setup| replay(trace, &setup.parse().unwrap(), card).unwrap()).collect()
 }
 
-fn options() -> PageOptions {
-    let claim = Claim { name: MARKUP.to_owned(), bytes: 5 << 20, from_step: 3, to_step: usize::MAX };
-    PageOptions { answer: MARKUP.to_owned(), claims: vec![claim] }
+fn page_of(trace: &Trace, runs: &[Run]) -> String {
+    page(&[PageTrace { trace, runs, answer: MARKUP }]).unwrap()
 }
 
 fn data_of(page: &str) -> Value {
     let (_, rest) = page.split_once("<script type=\"application/json\" id=\"data\">").unwrap();
-    serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap()
+    let all: Value = serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap();
+    all[0].clone()
 }
 
 fn step_of(value: &Value) -> usize {
@@ -84,7 +86,7 @@ fn the_policy_lets_this_style_and_this_script_run_and_no_other() {
 fn no_text_of_a_trace_becomes_markup() {
     let trace = trace(200);
     let runs = runs(&trace, 1 << 30);
-    let page = page(&trace, &runs, &options()).unwrap();
+    let page = page_of(&trace, &runs);
     assert!(!page.contains("<img") && !page.contains("<!-- &"));
     assert_eq!(page.matches("</script>").count(), 2, "the data and the script end once each");
     let data = data_of(&page);
@@ -104,8 +106,8 @@ fn figures_of_a_page_are_those_of_its_runs() {
     let large = runs(&trace, 1 << 30);
     let needed = large.iter().map(|run| run.peak.mapped_bytes).min().unwrap();
     for (runs, has_failures) in [(large, false), (runs(&trace, needed - (12 << 20)), true)] {
-        let page = page(&trace, &runs, &options()).unwrap();
-        let again = super::page(&trace, &runs, &options()).unwrap();
+        let page = page_of(&trace, &runs);
+        let again = page_of(&trace, &runs);
         assert!(page == again, "the same each time");
         assert!(page.len() < 3 << 20, "{}", page.len());
         let data = data_of(&page);
@@ -168,7 +170,7 @@ fn mapped_bytes(map: &Value, unit: u64) -> u64 {
 fn a_trace_without_steps_has_a_page_and_a_picture() {
     let trace = Trace { name: "nothing".to_owned(), ..Trace::default() };
     for runs in [runs(&trace, 1 << 30), Vec::new()] {
-        let data = data_of(&page(&trace, &runs, &PageOptions::default()).unwrap());
+        let data = data_of(&page_of(&trace, &runs));
         assert_eq!((&data["steps"], data["maps"].as_array().unwrap().len()), (&0.into(), runs.len()));
         assert!(svg(&trace, &runs, 0, 0).ends_with("</svg>\n"));
     }

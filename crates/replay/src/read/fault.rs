@@ -86,11 +86,6 @@ pub(super) fn lived_before(sizes: impl Iterator<Item = u64>) -> String {
     format!("{count} {blocks} of {} lived before the trace began, and {come} first, by address.", gib(bytes))
 }
 
-/// A note: the trace keeps one failure.
-pub(super) fn failed_often(count: usize) -> String {
-    format!("Memory lacked {count} times; the last one is shown.")
-}
-
 /// A size for people.
 fn gib(bytes: u64) -> String {
     const HUNDREDTH: u64 = (1 << 30) / 100;

@@ -97,7 +97,10 @@ impl<'de> Visitor<'de> for Seed<'_> {
             let value = entries.next_value_seed(Seed(self.0))?;
             self.0.open.push(value);
         }
-        Ok(Value::Dict(self.0.close(since)))
+        let dict = self.0.arena.sequence(&[]);
+        self.0.arena.extend_dict(dict, &self.0.open[since..]);
+        self.0.open.truncate(since);
+        Ok(Value::Dict(dict))
     }
 }
 

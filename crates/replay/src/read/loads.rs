@@ -47,7 +47,7 @@ pub(super) fn trace(name: &str, bytes: &[u8]) -> Result<Trace, Fault> {
     if builder.is_empty() {
         return Err(Fault::new(Location::Line(1), "nothing follows the header"));
     }
-    Ok(builder.finish(Some(Recorded { settings: String::new(), mapped_bytes: mapped, failed: None })))
+    Ok(builder.finish(Some(Recorded { settings: String::new(), mapped_bytes: mapped, refused: None })))
 }
 
 struct LoadLine {

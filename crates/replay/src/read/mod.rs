@@ -12,6 +12,7 @@ mod loads;
 mod mutations;
 mod pickle;
 mod recorded;
+mod refusals;
 mod snapshot;
 mod value;
 
@@ -50,20 +51,34 @@ pub use self::fault::Location;
 ///
 /// # Errors
 /// If the bytes are in no such format, or contradict themselves.
-pub fn read(name: &str, bytes: &[u8]) -> Result<Vec<Trace>, ReadError> {
-    let read = || match Format::of(bytes)? {
+pub fn read(name: &str, bytes: impl AsRef<[u8]>) -> Result<Vec<Trace>, ReadError> {
+    let read = || match Format::of(bytes.as_ref())? {
         Format::Pickle => {
-            let (arena, root) = pickle::read(bytes)?;
+            let (arena, root) = pickle::read(bytes.as_ref())?;
+            // Memory is short from here on.
+            drop(bytes);
             snapshot::traces(name, &arena, root)
         }
         Format::Json => {
-            let (arena, root) = json::read(bytes)?;
+            let (arena, root) = json::read(bytes.as_ref())?;
+            drop(bytes);
             snapshot::traces(name, &arena, root)
         }
-        Format::Recording => Ok(vec![recorded::trace(name, bytes)?]),
-        Format::Load => Ok(vec![loads::trace(name, bytes)?]),
+        Format::Recording => Ok(vec![recorded::trace(name, bytes.as_ref())?]),
+        Format::Load => Ok(vec![loads::trace(name, bytes.as_ref())?]),
     };
-    read().map_err(|Fault { place, what, next }| ReadError { file: name.to_owned(), place, what, next })
+    read().map_err(|fault| fault.of(name))
+}
+
+/// Larger files are refused.
+pub const FILE_BYTES_MAX: u64 = u32::MAX as u64;
+
+/// Looks at the beginning of a file alone, so that one of another format need not be read.
+///
+/// # Errors
+/// If no format begins so.
+pub fn check_beginning(name: &str, bytes: &[u8]) -> Result<(), ReadError> {
+    Format::of(bytes).map(drop).map_err(|fault| fault.of(name))
 }
 
 /// Why a file has no traces: which file, where, what is wrong and what to do.
@@ -81,6 +96,13 @@ impl ReadError {
     #[must_use]
     pub const fn place(&self) -> Location {
         self.place
+    }
+}
+
+impl Fault {
+    fn of(self, name: &str) -> ReadError {
+        let Self { place, what, next } = self;
+        ReadError { file: name.to_owned(), place, what, next }
     }
 }
 

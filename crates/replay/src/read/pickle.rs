@@ -165,7 +165,10 @@ impl<'b> Machine<'b> {
             b'd' => {
                 let since = self.mark()?;
                 self.check_pairs(since)?;
-                Value::Dict(self.collection(Some(since))?)
+                let dict = self.collection(None)?;
+                self.arena.extend_dict(dict, &self.stack[since..]);
+                self.stack.truncate(since);
+                Value::Dict(dict)
             }
             _ => self.short_tuple(usize::from(opcode - 0x84))?,
         })
@@ -320,15 +323,16 @@ impl<'b> Machine<'b> {
     /// Adds what is on the stack since then to the collection below.
     fn add(&mut self, since: usize, opcode: u8) -> Result<Option<Value>, Fault> {
         let below = since.checked_sub(1).filter(|below| *below >= self.fence());
-        let to = match (below.map(|below| self.stack[below]), opcode) {
-            (Some(Value::List(to)), b'a' | b'e') | (Some(Value::Set(to)), 0x90) => to,
+        match (below.map(|below| self.stack[below]), opcode) {
+            (Some(Value::List(to)), b'a' | b'e') | (Some(Value::Set(to)), 0x90) => {
+                self.arena.extend(to, &self.stack[since..]);
+            }
             (Some(Value::Dict(to)), b's' | b'u') => {
                 self.check_pairs(since)?;
-                to
+                self.arena.extend_dict(to, &self.stack[since..]);
             }
             _ => return Err(self.broken("something is added to what is no such collection")),
-        };
-        self.arena.extend(to, &self.stack[since..]);
+        }
         self.stack.truncate(since);
         Ok(None)
     }

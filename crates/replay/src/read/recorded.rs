@@ -13,7 +13,7 @@
 //! | `p` | a phase begins | `n` its name |
 //! | `m` | what the allocator has mapped now | `b` |
 //! | `e` | what is cached is to be given back | |
-//! | `o` | memory lacks | `b` asked for |
+//! | `o` | memory lacks | `b` asked for; `d` what the card has free, if known |
 //!
 //! - A key names a live block, and may come again once it is freed: addresses will do.
 //! - Frames are a list of lines, or the number of a list that came before. Lists count from 0, in this file.
@@ -28,8 +28,9 @@ use std::iter;
 
 use serde::Deserialize;
 
-use super::fault::{Fault, Location, failed_often, lived_before, quoted, why};
+use super::fault::{Fault, Location, lived_before, quoted, why};
 use super::json;
+use super::refusals::{Refusals, SeenMemory};
 use crate::card::Card;
 use crate::trace::{Block, Recorded, StackNumber, Trace, TraceBuilder};
 
@@ -88,6 +89,7 @@ struct EventLine<'l> {
     t: Cow<'l, str>,
     k: Option<u64>,
     b: Option<u64>,
+    d: Option<u64>,
     #[serde(default)]
     s: u32,
     #[serde(default)]
@@ -144,7 +146,8 @@ enum Event {
     Phase(String),
     Mapped(u64),
     EmptyCache,
-    OutOfMemory(u64),
+    /// What was asked for, and what the card had free.
+    OutOfMemory(u64, Option<u64>),
 }
 
 struct Recording {
@@ -173,7 +176,7 @@ impl Recording {
             "p" => Ok(Event::Phase(line.n.ok_or_else(|| source.fault("`p` has no `n`"))?)),
             "m" => Ok(Event::Mapped(needed(line.b, "b")?)),
             "e" => Ok(Event::EmptyCache),
-            "o" => Ok(Event::OutOfMemory(needed(line.b, "b")?)),
+            "o" => Ok(Event::OutOfMemory(needed(line.b, "b")?, line.d)),
             other => {
                 Err(source.fault(format!("{} is no event that is known", quoted(other))).with_next(NEWER))
             }
@@ -198,7 +201,7 @@ impl Recording {
     fn finish(mut self, head: &Head<'_>) -> Result<Trace, Fault> {
         self.allocate_earlier()?;
         let mut mapped = MappedLines::default();
-        let mut failures = Vec::new();
+        let mut refusals = Refusals::default();
         for (line, event) in self.events {
             let fault = |error| Fault::new(Location::Line(line), why(&error));
             match event {
@@ -207,23 +210,16 @@ impl Recording {
                 Event::Phase(name) => self.builder.phase(&name),
                 Event::Mapped(bytes) => mapped.set(self.builder.len(), bytes),
                 Event::EmptyCache => self.builder.empty_cache(),
-                Event::OutOfMemory(bytes) => {
-                    failures.push((self.builder.len(), bytes));
-                    if bytes > 0 {
-                        // It was asked for, and so it is a part of what the load needs.
-                        let key = u64::MAX - u64::try_from(failures.len()).unwrap_or(0);
-                        let block = Block { bytes, stream: 0, pool: 0, stack: 0 };
-                        self.builder.alloc(key, block).map_err(fault)?;
-                        self.builder.free(key).map_err(fault)?;
-                    }
+                Event::OutOfMemory(bytes, free_bytes) => {
+                    let block = Block { bytes, stream: 0, pool: 0, stack: 0 };
+                    let seen = mapped.now().zip(free_bytes);
+                    let seen = seen.map(|(mapped_bytes, free_bytes)| SeenMemory { mapped_bytes, free_bytes });
+                    refusals.add(&mut self.builder, block, seen).map_err(fault)?;
                 }
             }
         }
         if self.builder.is_empty() {
             return Err(Fault::new(Location::Line(1), "nothing was recorded"));
-        }
-        if failures.len() > 1 {
-            self.builder.note(failed_often(failures.len()));
         }
         let allocator = head.allocator.as_deref().unwrap_or_default();
         let (kind, settings) = allocator.split_once(' ').unwrap_or((allocator, ""));
@@ -232,13 +228,15 @@ impl Recording {
         }
         let settings = if kind == "pytorch" { settings.trim().to_owned() } else { String::new() };
         let mapped_bytes = mapped.after_steps(self.builder.len());
-        let failed = failures.pop();
+        let refused = refusals.last();
         let card = head.card.map(|CardSizes { total_bytes, taken_bytes }| Card {
             total_bytes,
             taken_bytes,
             budget_bytes: None,
         });
-        Ok(Trace { card, ..self.builder.finish(Some(Recorded { settings, mapped_bytes, failed })) })
+        let mut trace = self.builder.finish(Some(Recorded { settings, mapped_bytes, refused }));
+        refusals.describe(&mut trace, card);
+        Ok(trace)
     }
 
     /// Blocks that are freed, and were allocated before the recording began.
@@ -273,6 +271,10 @@ struct MappedLines(Vec<(usize, u64)>);
 impl MappedLines {
     fn set(&mut self, steps: usize, bytes: u64) {
         self.0.push((steps, bytes));
+    }
+
+    fn now(&self) -> Option<u64> {
+        self.0.last().map(|(_, bytes)| *bytes)
     }
 
     /// After each step: what was said last before the next one. Nothing if it was never said.
@@ -337,7 +339,8 @@ mod tests {
         let recorded = trace.recorded.unwrap();
         assert_eq!(recorded.settings, "max_split_size_mb:20");
         assert_eq!(recorded.mapped_bytes, [100, 100, 200, 200, 50, 50, 50, 50, 50]);
-        assert_eq!(recorded.failed, Some((5, 999)));
+        let refused = recorded.refused.map(|refusal| (refusal.step, refusal.asked_bytes));
+        assert_eq!(refused, Some((5, 999)));
         assert_eq!(
             trace.notes,
             ["1 block of 0.00 GiB lived before the trace began, and comes first, by address."]

@@ -4,7 +4,9 @@
 //!
 //! - A value takes 8 bytes. What a pickle shares, such as frames, is there once.
 //! - Collections may grow in any order, and may contain each other.
+//! - Dicts with the same keys in the same order have them once.
 
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 
 /// A value, or where its [`Arena`] has it.
@@ -56,6 +58,7 @@ pub(super) struct Arena {
     items: Vec<Value>,
     sequences: Vec<Extents>,
     more: Vec<Extent>,
+    shapes: Shapes,
     empty: Sequence,
 }
 
@@ -63,8 +66,47 @@ pub(super) struct Arena {
 #[derive(Debug, Clone, Copy)]
 struct Extents {
     first: Extent,
-    /// The last one of `more`, or `NONE`.
+    /// The last one of `more`, or `NONE`. Of a dict with a shape, the shape, [`SHAPED`].
     last: u32,
+}
+
+/// Keys of dicts, as Python writes them: in one piece, and again and again.
+#[derive(Debug, Default)]
+struct Shapes {
+    keys: Vec<Vec<Value>>,
+    numbers: HashMap<Vec<Value>, u32>,
+    /// That of the last dict, which the next one has as well, mostly.
+    last: u32,
+    /// How many keys are not among the items.
+    left_out: usize,
+}
+
+/// In `last`, what tells a shape.
+const SHAPED: u32 = 1 << 31;
+/// Dicts of more keys are no records, nor are those that begin with one.
+const SHAPE_KEYS: std::ops::RangeInclusive<usize> = 2..=64;
+/// A snapshot has a few.
+const SHAPES_MAX: usize = 256;
+
+impl Shapes {
+    /// The number of these keys; `None` if there are too many others.
+    fn number(&mut self, keys: impl Iterator<Item = Value> + Clone) -> Option<u32> {
+        let last = self.keys.get(index(self.last));
+        if last.is_some_and(|known| known.iter().copied().eq(keys.clone())) {
+            return Some(self.last);
+        }
+        let keys: Vec<Value> = keys.collect();
+        if let Some(number) = self.numbers.get(&keys) {
+            self.last = *number;
+        } else if self.keys.len() < SHAPES_MAX {
+            self.last = position(self.keys.len());
+            self.keys.push(keys.clone());
+            self.numbers.insert(keys, self.last);
+        } else {
+            return None;
+        }
+        Some(self.last)
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -95,6 +137,7 @@ impl Arena {
             items: Vec::new(),
             sequences,
             more: Vec::new(),
+            shapes: Shapes::default(),
             empty,
         }
     }
@@ -139,6 +182,24 @@ impl Arena {
         sequence
     }
 
+    /// Adds keys and values in turn to a dict.
+    pub(super) fn extend_dict(&mut self, dict: Sequence, items: &[Value]) {
+        let Extents { first, last } = self.sequences[dict.index()];
+        if last & SHAPED != 0 && last != NONE {
+            let all: Vec<Value> = self.items(dict).collect();
+            self.sequences[dict.index()] = Extents { first: Extent::EMPTY, last: NONE };
+            self.extend(dict, &all);
+        }
+        let is_record = first.len == 0 && SHAPE_KEYS.contains(&(items.len() / 2));
+        let shape = is_record.then(|| self.shapes.number(items.iter().step_by(2).copied())).flatten();
+        let Some(shape) = shape else { return self.extend(dict, items) };
+        self.shapes.left_out += items.len() / 2;
+        let start = position(self.items.len());
+        self.items.extend(items.iter().skip(1).step_by(2));
+        let first = Extent { start, len: position(items.len() / 2), next: NONE };
+        self.sequences[dict.index()] = Extents { first, last: SHAPED | shape };
+    }
+
     pub(super) fn extend(&mut self, sequence: Sequence, items: &[Value]) {
         if items.is_empty() {
             return;
@@ -160,12 +221,18 @@ impl Arena {
     }
 
     pub(super) fn items(&self, sequence: Sequence) -> Items<'_> {
-        Items { arena: self, left: &[], next: self.sequences.get(sequence.index()).map(|all| all.first) }
+        let Some(Extents { first, last }) = self.sequences.get(sequence.index()).copied() else {
+            return Items { arena: self, keys: &[], left: &[], next: None, is_value: false };
+        };
+        let is_shaped = last != NONE && last & SHAPED != 0;
+        let keys = is_shaped.then(|| self.shapes.keys.get(index(last ^ SHAPED))).flatten();
+        let keys = keys.map(Vec::as_slice).unwrap_or_default();
+        Items { arena: self, keys, left: &[], next: Some(first), is_value: false }
     }
 
     /// How many items all sequences have.
     pub(super) fn items_len(&self) -> usize {
-        self.items.len()
+        self.items.len() + self.shapes.left_out
     }
 
     pub(super) fn sequences_len(&self) -> usize {
@@ -216,6 +283,7 @@ impl Arena {
             + size_of_val(&*self.items)
             + size_of_val(&*self.sequences)
             + size_of_val(&*self.more)
+            + self.shapes.keys.iter().map(|keys| 2 * size_of_val(&**keys)).sum::<usize>()
             + self.texts.all.len()
             + size_of_val(&*self.texts.ends)
             + size_of_val(&*self.texts.slots)
@@ -226,14 +294,18 @@ impl Arena {
 #[derive(Debug, Clone)]
 pub(super) struct Items<'a> {
     arena: &'a Arena,
+    /// Keys of a dict with a shape that are left.
+    keys: &'a [Value],
     left: &'a [Value],
     next: Option<Extent>,
+    /// Whether a key of a shape was the last.
+    is_value: bool,
 }
 
 impl Items<'_> {
     /// How many are left.
     pub(super) fn len(&self) -> usize {
-        let mut len = self.left.len();
+        let mut len = self.left.len() + self.keys.len();
         let mut next = self.next;
         while let Some(extent) = next {
             len += index(extent.len);
@@ -252,6 +324,11 @@ impl Iterator for Items<'_> {
     type Item = Value;
 
     fn next(&mut self) -> Option<Value> {
+        if let Some((key, keys)) = self.keys.split_first().filter(|_| !self.is_value) {
+            (self.keys, self.is_value) = (keys, true);
+            return Some(*key);
+        }
+        self.is_value = false;
         loop {
             if let Some((first, left)) = self.left.split_first() {
                 self.left = left;
@@ -366,6 +443,28 @@ mod tests {
         assert_eq!(arena.as_text(texts[201]), Some("text 1"));
         assert_eq!(arena.find("text 7").map(Value::Text), Some(texts[7]));
         assert_eq!([arena.find("text 200"), arena.find("")], [None, None]);
+    }
+
+    #[test]
+    fn dicts_with_the_same_keys_have_them_once() {
+        let mut arena = Arena::new();
+        let [a, b, c] = ["a", "b", "c"].map(|text| arena.text(text));
+        let ints = |numbers: [i32; 2]| numbers.map(Value::Int);
+        let dicts: Vec<Sequence> = (0..5).map(|_| arena.sequence(&[])).collect();
+        for (number, dict) in (0..4).zip(&dicts) {
+            let [x, y] = ints([number, -number]);
+            arena.extend_dict(*dict, &[a, x, b, y]);
+        }
+        assert_eq!((arena.items.len(), arena.items_len(), arena.shapes.keys.len()), (8, 16, 1));
+        // A dict that grows has its own keys, also if it grows more than once.
+        arena.extend_dict(dicts[3], &[c, Value::None]);
+        arena.extend_dict(dicts[3], &[a, Value::Int(9)]);
+        let of = |dict: Sequence| arena.items(dict).collect::<Vec<_>>();
+        assert_eq!(of(dicts[2]), [a, Value::Int(2), b, Value::Int(-2)]);
+        assert_eq!(arena.items(dicts[2]).len(), 4);
+        let grown = [a, Value::Int(3), b, Value::Int(-3), c, Value::None, a, Value::Int(9)];
+        assert_eq!(of(dicts[3]), grown);
+        assert_eq!(of(dicts[4]), []);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fs;
 use poorwill_bench::churn::{Load, Step};
 use poorwill_replay::answer::answer;
 use poorwill_replay::read::read;
-use poorwill_replay::trace::{Block, TraceBuilder};
+use poorwill_replay::trace::{Block, Refusal, TraceBuilder};
 use poorwill_replay::{Card, Run, Trace, replay};
 
 /// As `docs/benchmarks/churn.md` has it: PyTorch 2.11 on an H200, seed 0, in hundredths of a GiB. *Held* is behind
@@ -153,7 +153,8 @@ fn the_answer_says_so_also_where_memory_lacks() {
     assert_eq!(last(&trace, 30 << 30), (false, same.to_owned()));
     // Too little of it to say so.
     assert_eq!(last(&trace, 5 << 30), (false, "What was recorded had 31.06 GiB mapped at most.".to_owned()));
-    trace.recorded.as_mut().unwrap().failed = Some((600, 3 << 20));
+    let refusal = Refusal { step: 600, asked_bytes: 3 << 20, usable_bytes: None };
+    trace.recorded.as_mut().unwrap().refused = Some(refusal);
     let failed = "What was recorded had no 3 MiB left. If a limit was the reason, say --budget.";
     assert_eq!(last(&trace, 40 << 30), (true, failed.to_owned()));
 }

@@ -25,6 +25,12 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// memory.
     fn wake(&self) -> EngineFuture<'_, ()>;
 
+    /// Stores in an engine that moves that it sleeps, as its memory has shown, so that a later service knows it. Others
+    /// report that by themselves.
+    fn store_asleep(&self) -> EngineFuture<'_, ()> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
     /// Whether the engine reports that it is awake. One that moves is known to be, by its memory.
     fn is_awake(&self) -> EngineFuture<'_, bool>;
 

@@ -15,8 +15,9 @@
 //!
 //! The text lives as long as the engine's process. It is set before a move and after the engine reported completion,
 //! and read back each time. Sleeping or waking twice sends nothing. Which memory an engine has that is found moving is
-//! unknown here. Behind a call that failed the policy measures it, and otherwise starts the engine again. A release during
-//! a request also ends the scheduler. A sleep therefore waits for `/flush_cache`, which fails while the engine works.
+//! unknown here. Behind a call that failed the policy measures it, and the engine gets the mark of what was found. Otherwise
+//! the policy starts the engine again. A release during a request also ends the scheduler. A sleep therefore waits for
+//! `/flush_cache`, which fails while the engine works.
 //!
 //! Limits: an engine that another program put to sleep passes for awake. The weight version needs SGLang 0.5.1. Each
 //! tokenizer process has its own, so only one is supported (`--tokenizer-worker-num 1`, the default).
@@ -238,6 +239,15 @@ impl Engine for Sglang {
                 self.reload(&info).await?;
             }
             self.mark(own).await
+        })
+    }
+
+    fn store_asleep(&self) -> EngineFuture<'_, ()> {
+        Box::pin(async {
+            match self.info().await?.mark {
+                Mark::Moving(own) => self.mark(&format!("{ASLEEP}{own}")).await,
+                Mark::Asleep(_) | Mark::Awake(_) => Ok(()),
+            }
         })
     }
 

@@ -12,6 +12,8 @@ use std::sync::Arc;
 use poorwill::gpus::Gpus;
 #[cfg(target_os = "linux")]
 use tokio::sync::Mutex;
+#[cfg(target_os = "linux")]
+use tokio::task::spawn_blocking;
 
 #[cfg(not(target_os = "linux"))]
 use super::GpuMemory;
@@ -24,7 +26,7 @@ use super::intel::{self, Intel};
 #[cfg(target_os = "linux")]
 use super::unified::Unified;
 #[cfg(target_os = "linux")]
-use super::{DeviceMemory, Held, by_process};
+use super::{DeviceMemory, Held, Remark, by_process};
 use super::{Measured, Meter, on_a_thread};
 use poorwill_rotation_policy::Gpu;
 
@@ -91,6 +93,16 @@ impl Meter for Devices {
     fn measure<'a>(&'a self, gpus: &'a [Gpu]) -> Measured<'a> {
         let devices = self.clone();
         Box::pin(on_a_thread(gpus, move |gpu| devices.memory(gpu)))
+    }
+
+    #[cfg(target_os = "linux")]
+    fn remark(&self, gpu: Gpu) -> Remark<'_> {
+        let devices = self.clone();
+        Box::pin(async move {
+            let mut found = Arc::clone(&devices.found).lock_owned().await;
+            let asked = move || devices.ask(&mut found, |device| Ok(device.remark(gpu))).ok().flatten();
+            spawn_blocking(asked).await.ok().flatten()
+        })
     }
 
     #[cfg(target_os = "linux")]

@@ -49,6 +49,9 @@ pub type Measured<'a> = Pin<Box<dyn Future<Output = Result<Vec<GpuMemory>, Meter
 /// What processes hold, with one entry for each requested GPU in the same order; `None` where it is not known.
 pub type Held<'a> = Pin<Box<dyn Future<Output = Option<Vec<u64>>> + Send + 'a>>;
 
+/// What to know of a GPU's figures; `None` if they are the usual ones.
+pub type Remark<'a> = Pin<Box<dyn Future<Output = Option<String>> + Send + 'a>>;
+
 /// Measures GPUs.
 pub trait Meter: fmt::Debug + Send + Sync {
     /// Measures these GPUs. Takes milliseconds, and does not block the runtime.
@@ -57,6 +60,11 @@ pub trait Meter: fmt::Debug + Send + Sync {
     /// Whether its figures are measured, and not only declared.
     fn is_measured(&self) -> bool {
         true
+    }
+
+    /// What users should know of this GPU's figures, as that they are not of its own memory.
+    fn remark(&self, _gpu: Gpu) -> Remark<'_> {
+        Box::pin(std::future::ready(None))
     }
 
     /// What these processes hold of these GPUs. Without such figures nothing is learnt while an engine runs.
@@ -69,6 +77,11 @@ pub trait Meter: fmt::Debug + Send + Sync {
 #[cfg(target_os = "linux")]
 trait DeviceMemory: fmt::Debug + Send {
     fn memory(&mut self, gpu: Gpu) -> Result<GpuMemory, String>;
+
+    /// What users should know of its figures.
+    fn remark(&mut self, _gpu: Gpu) -> Option<String> {
+        None
+    }
 
     /// What these processes hold of it, where the driver says so.
     fn held(&mut self, _gpu: Gpu, _pids: &std::collections::BTreeSet<u32>) -> Option<u64> {

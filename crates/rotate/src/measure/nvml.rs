@@ -16,6 +16,16 @@ impl DeviceMemory for Gpus {
         Ok(GpuMemory { free_bytes: memory.free_bytes, total_bytes: memory.total_bytes })
     }
 
+    fn remark(&mut self, gpu: Gpu) -> Option<String> {
+        self.has_no_figures(gpu.0).is_ok_and(|has_none| has_none).then(|| {
+            format!(
+                "GPU {} has no memory of its own by NVML, so the computer's memory is counted; say measure = \"unified\" if \
+                 that is right, and otherwise measure = \"declared\"",
+                gpu.0
+            )
+        })
+    }
+
     fn held(&mut self, gpu: Gpu, pids: &BTreeSet<u32>) -> Option<u64> {
         sum_of(&self.processes(gpu.0).ok()?, pids)
     }

@@ -298,6 +298,10 @@ impl Actor {
         {
             *place = stage;
         }
+        if matches!(event, Event::Stage(StageName::Asleep)) {
+            let handle = Arc::clone(&entry.handle);
+            tokio::spawn(async move { handle.store_asleep().await });
+        }
         let is_stage = matches!(event, Event::Stage(_));
         self.history.record(&entry.model.name, &mut self.histories[model.0], event);
         if is_stage {

@@ -47,6 +47,8 @@ pub(super) struct EngineHandle {
     not_started: AtomicBool,
     /// First answers that could not be written.
     unwritten: AtomicU64,
+    /// Whether its last sleep or wake is a sleep without a good answer.
+    sleep_failed: Arc<tokio::sync::Mutex<bool>>,
 }
 
 impl EngineHandle {
@@ -69,6 +71,7 @@ impl EngineHandle {
             canary,
             not_started: AtomicBool::new(false),
             unwritten: AtomicU64::new(0),
+            sleep_failed: Arc::default(),
         }
     }
 
@@ -111,9 +114,10 @@ impl EngineHandle {
         records + self.unwritten.load(Ordering::Relaxed)
     }
 
-    /// With the first answer of the handle before, if that was to the same question.
-    pub(super) fn remembering(self, before: &Self) -> Self {
+    /// With the moves of the handle before, and its first answer, if that was to the same question.
+    pub(super) fn remembering(mut self, before: &Self) -> Self {
         self.canary().inherit(&before.canary());
+        self.sleep_failed = Arc::clone(&before.sleep_failed);
         self
     }
 
@@ -123,14 +127,10 @@ impl EngineHandle {
             Task::Probe => self.probe(limit).await.map(TaskOutcome::Probed).or_else(later),
             Task::Start => Ok(self.start(limit).await.map_or_else(|failed| failed, |()| TaskOutcome::Done)),
             Task::Stop => self.stop(limit).await.map(|()| TaskOutcome::Done),
-            Task::Sleep => {
-                self.engine.sleep().await.map(|()| TaskOutcome::Done).map_err(|error| error.to_string())
-            }
+            Task::Sleep => self.sleep().await.map(|()| TaskOutcome::Done).map_err(|error| error.to_string()),
             Task::Hibernate => Ok(self.hibernate().await),
             Task::Resume => self.resume().await.map(|()| TaskOutcome::Done).or_else(later),
-            Task::Wake => {
-                self.engine.wake().await.map(|()| TaskOutcome::Done).map_err(|error| error.to_string())
-            }
+            Task::Wake => self.wake().await.map(|()| TaskOutcome::Done).map_err(|error| error.to_string()),
             Task::Confirm => {
                 self.engine.is_awake().await.map(TaskOutcome::Awake).map_err(|error| error.to_string())
             }
@@ -147,6 +147,35 @@ impl EngineHandle {
             },
         };
         done.unwrap_or_else(TaskOutcome::Failed)
+    }
+
+    async fn sleep(&self) -> Result<(), EngineError> {
+        *self.sleep_failed.lock().await = true;
+        self.engine.sleep().await?;
+        *self.sleep_failed.lock().await = false;
+        Ok(())
+    }
+
+    /// Waits for [`store_asleep`](Self::store_asleep), whose mark would be wrong from here on.
+    async fn wake(&self) -> Result<(), EngineError> {
+        *self.sleep_failed.lock().await = false;
+        self.engine.wake().await
+    }
+
+    /// For an engine that the policy knows to be asleep. If the sleep failed, only its memory says so.
+    pub(super) async fn store_asleep(&self) {
+        let mut sleep_failed = self.sleep_failed.lock().await;
+        if !*sleep_failed {
+            return;
+        }
+        match self.engine.store_asleep().await {
+            Ok(()) => *sleep_failed = false,
+            Err(error) => tracing::warn!(
+                model = self.model,
+                %error,
+                "the engine sleeps by its memory, and that cannot be stored in it: the next service may start it again"
+            ),
+        }
     }
 
     /// Its engine's processes, whether or not it hibernates.

@@ -2,11 +2,12 @@
 //!
 //! Promises: memory is bounded, and shown lines contain no terminal control. A line that carriage returns overwrite, as
 //! a progress bar, counts once. The file gets every byte unchanged, and is bounded: at its limit it is renamed, and
-//! replaces the older one. A file that cannot be written, as on a full disk, stops no engine. A follower gets every line
+//! replaces the older one. Of a symlink that is its target. One that cannot be renamed is cut in place. A file that
+//! cannot be written, as on a full disk, stops no engine. A follower gets every line
 //! once, or how many it missed, and delays no engine.
 
 use std::collections::VecDeque;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -52,6 +53,8 @@ pub(super) struct LogFile {
     /// `None` until it can be opened.
     file: Option<File>,
     is_failing: bool,
+    /// Whether its last limit was kept by a cut.
+    is_cut: bool,
 }
 
 /// Reads an engine's output as it comes.
@@ -232,7 +235,7 @@ impl LineBuffer {
 impl LogFile {
     /// On a full disk it is opened later.
     pub(super) fn open(path: &Path, max_bytes: u64, log: &Log) -> Result<Self, SuperviseError> {
-        let mut own = Self { path: path.into(), max_bytes, file: None, is_failing: false };
+        let mut own = Self { path: path.into(), max_bytes, file: None, is_failing: false, is_cut: false };
         match opened(path) {
             Ok(file) => own.file = Some(file),
             Err(error) if is_full(&error) => own.failed(&error, log),
@@ -245,7 +248,7 @@ impl LogFile {
 
     /// Write errors do not stop the engine.
     fn write(&mut self, bytes: &[u8], log: &Log) {
-        match self.written(bytes) {
+        match self.written(bytes, log) {
             Ok(()) => self.is_failing = false,
             Err(error) => self.failed(&error, log),
         }
@@ -260,33 +263,71 @@ impl LogFile {
         self.is_failing = true;
     }
 
-    fn written(&mut self, bytes: &[u8]) -> io::Result<()> {
+    fn written(&mut self, bytes: &[u8], log: &Log) -> io::Result<()> {
         if self.file.is_none() {
             self.file = Some(opened(&self.path)?);
         }
-        self.make_space(bytes.len())?;
+        self.make_space(bytes.len(), log)?;
         self.file.as_mut().map_or(Ok(()), |file| file.write_all(bytes))
     }
 
-    /// Another writer of the same file may have renamed it already.
-    fn make_space(&mut self, len: usize) -> io::Result<()> {
+    fn make_space(&mut self, len: usize, log: &Log) -> io::Result<()> {
         let Some(file) = &self.file else { return Ok(()) };
         let own = file.metadata()?;
         let is_full = own.len() > 0 && own.len().saturating_add(len as u64) > self.max_bytes;
         if !is_full || !own.is_file() {
             return Ok(());
         }
-        let is_still_there =
-            fs::metadata(&self.path).is_ok_and(|there| (there.dev(), there.ino()) == (own.dev(), own.ino()));
-        if is_still_there {
-            let mut older = self.path.clone().into_os_string();
-            older.push(OLDER);
-            fs::rename(&self.path, older)?;
+        // Another writer of the same file may have renamed it already.
+        let Some(real) = fs::canonicalize(&self.path).ok().filter(|real| is_at(real, &own)) else {
+            self.file = None;
+            self.file = Some(opened(&self.path)?);
+            return Ok(());
+        };
+        match renewed(&self.path, &real, &own) {
+            Ok(file) => (self.file, self.is_cut) = (Some(file), false),
+            Err(error) => {
+                file.set_len(0)?;
+                self.was_cut(&error, log);
+            }
         }
-        self.file = None;
-        self.file = Some(opened(&self.path)?);
         Ok(())
     }
+
+    fn was_cut(&mut self, error: &io::Error, log: &Log) {
+        if !self.is_cut {
+            let path = self.path.display();
+            let reason = format!("it cannot be renamed to end in {OLDER}: {error}");
+            log.note(&format!(
+                "the log {path} is cut in place at its limit, and no older one is kept: {reason}"
+            ));
+            tracing::warn!(path = %path, reason, "an engine's log is cut in place at its limit");
+        }
+        self.is_cut = true;
+    }
+}
+
+/// A new file at `path`, with the one at `real`, to which `path` leads, renamed. On a failure it has its name again.
+fn renewed(path: &Path, real: &Path, own: &Metadata) -> io::Result<File> {
+    let mut older = real.as_os_str().to_owned();
+    older.push(OLDER);
+    fs::rename(real, &older)?;
+    let file = opened(path).and_then(|file| match is_same(&file.metadata()?, own) {
+        true => Err(io::Error::other("its path leads to the renamed file")),
+        false => Ok(file),
+    });
+    if file.is_err() {
+        fs::rename(&older, real)?;
+    }
+    file
+}
+
+fn is_at(path: &Path, own: &Metadata) -> bool {
+    fs::metadata(path).is_ok_and(|there| is_same(&there, own))
+}
+
+fn is_same(one: &Metadata, other: &Metadata) -> bool {
+    (one.dev(), one.ino()) == (other.dev(), other.ino())
 }
 
 fn opened(path: &Path) -> io::Result<File> {
@@ -414,6 +455,69 @@ mod tests {
         assert_eq!(lines.next(), Some("[poorwill] 7 lines came too fast to be shown here"));
         assert_eq!(lines.next(), Some("[poorwill] 7"));
         assert_eq!(lines.count(), LINES_MAX - 1);
+    }
+
+    /// A log in this folder, at its limit of 10 bytes after each write.
+    fn log_file(path: &Path, log: &Log) -> LogFile {
+        LogFile::open(path, 10, log).unwrap()
+    }
+
+    fn warnings(log: &Log) -> Vec<String> {
+        log.last(usize::MAX)
+    }
+
+    #[test]
+    fn the_target_of_a_symlink_is_what_is_renamed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (link, log) = (folder.path().join("one.log"), Log::default());
+        let there = folder.path().join("disk");
+        fs::create_dir(&there).unwrap();
+        std::os::unix::fs::symlink("disk/real", &link).unwrap();
+        let mut file = log_file(&link, &log);
+        for text in ["first 12345", "second 1234", "third 12345"] {
+            file.write(text.as_bytes(), &log);
+        }
+        assert_eq!(fs::read_link(&link).unwrap(), Path::new("disk/real"));
+        assert_eq!(fs::read_to_string(there.join("real")).unwrap(), "third 12345");
+        assert_eq!(fs::read_to_string(there.join("real.1")).unwrap(), "second 1234");
+        assert!(!folder.path().join("one.log.1").exists());
+        assert_eq!(warnings(&log), [""; 0]);
+    }
+
+    /// A folder in the way stands for one that cannot be written, which does not stop root.
+    #[test]
+    fn without_a_second_file_the_log_is_cut_in_place_with_one_warning() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, log) = (folder.path().join("one.log"), Log::default());
+        let in_the_way = folder.path().join("one.log.1");
+        fs::create_dir(&in_the_way).unwrap();
+        let mut file = log_file(&path, &log);
+        for text in ["first 12345", "second 1234", "third 12345"] {
+            file.write(text.as_bytes(), &log);
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        }
+        let noted = warnings(&log);
+        assert!(matches!(&noted[..], [one] if one.contains("cut in place")), "{noted:?}");
+        // Once it can be renamed, it is.
+        fs::remove_dir(&in_the_way).unwrap();
+        file.write(b"fourth", &log);
+        assert_eq!(fs::read_to_string(&in_the_way).unwrap(), "third 12345");
+    }
+
+    /// As `/dev/stdout`, which follows a file that is renamed.
+    #[test]
+    fn a_path_that_follows_its_file_is_cut_in_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, log) = (folder.path().join("one.log"), Log::default());
+        let kept = opened(&path).unwrap();
+        let magic = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&kept));
+        let mut file = log_file(Path::new(&magic), &log);
+        for text in ["first 12345", "second 1234", "third 12345"] {
+            file.write(text.as_bytes(), &log);
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        assert_eq!(warnings(&log).len(), 1);
     }
 
     #[test]

@@ -105,7 +105,8 @@ impl Supervisor {
         self.shared.pids()
     }
 
-    /// What its processes have used of all cores. As slow as [`processes`](Self::processes).
+    /// What its processes have used of all cores. A container's are not among them: the daemon is their parent. As slow as
+    /// [`processes`](Self::processes).
     #[must_use]
     pub fn cpu_time(&self) -> Duration {
         proc::cpu_time(&self.processes())

@@ -412,7 +412,7 @@ pub(super) fn sections() -> Vec<(&'static str, &'static str, Vec<Key>)> {
                     "log_max",
                     SIZE,
                     size(64 << 20),
-                    "size at which the log is renamed to end in `.1`, in place of the one before",
+                    "size at which it is renamed to end in `.1`, over the one before, or else cut",
                 ),
             ],
         ),

@@ -127,18 +127,28 @@ async fn until(service: &Service, stage: StageName) {
     }
 }
 
+/// A new service, as after a restart.
+fn serve<S: Sleeper + std::fmt::Debug>(engine: &Arc<Mutex<S>>, config: &Config) -> Service {
+    let meter = Arc::new(Memory(Arc::clone(engine)));
+    Service::start_with(config.clone(), meter, &engine_of).unwrap()
+}
+
+async fn listen<S: Sleeper>(engine: &Arc<Mutex<S>>, config: &str) -> (Script, Config) {
+    let its = Arc::clone(engine);
+    let server = Script::of(move |asked| its.lock().unwrap().answer(asked)).await;
+    let config = config.replace("URL", &server.url);
+    let config = Config::parse(&config, &|_| Err("no secrets here".to_owned())).unwrap();
+    (server, config)
+}
+
 /// The number of faults. An engine without a command would be quarantined, and refuse requests.
 async fn survives<S>(engine: S, config: &str, rounds: usize) -> usize
 where
     S: Sleeper + std::fmt::Debug,
 {
     let engine = Arc::new(Mutex::new(engine));
-    let its = Arc::clone(&engine);
-    let server = Script::of(move |asked| its.lock().unwrap().answer(asked)).await;
-    let config = config.replace("URL", &server.url);
-    let config = Config::parse(&config, &|_| Err("no secrets here".to_owned())).unwrap();
-    let meter = Arc::new(Memory(Arc::clone(&engine)));
-    let service = Service::start_with(config, meter, &engine_of).unwrap();
+    let (_server, config) = listen(&engine, config).await;
+    let service = serve(&engine, &config);
     let model = service.find("m").unwrap().0;
     drop(timeout(STUCK, service.admit(model)).await.unwrap().unwrap());
     let mut faults = 0;
@@ -176,4 +186,34 @@ async fn a_hundred_faults_of_control_calls_restart_no_healthy_engine() {
         survives(Sglang::new(), &sglang, 3 * 8).await,
     ];
     assert!(faults.iter().sum::<usize>() >= 100 && faults.iter().all(|faults| *faults >= 20), "{faults:?}");
+}
+
+/// Only its memory says that it sleeps: the answer to its release is lost.
+#[tokio::test]
+async fn a_sleep_that_only_memory_shows_is_known_to_the_next_service() {
+    const RELEASE: usize = 4;
+    let file = "[[model]]\nname = \"m\"\nurl = \"URL\"\nneed = \"6GiB\"\nengine = \"sglang\"\n";
+    for fault in [Fault::DoneAndRefused, Fault::DoneAndBroken] {
+        let engine = Arc::new(Mutex::new(Sglang::new()));
+        let (_server, config) = listen(&engine, file).await;
+        let service = serve(&engine, &config);
+        let model = service.find("m").unwrap().0;
+        drop(timeout(STUCK, service.admit(model)).await.unwrap().unwrap());
+        engine.lock().unwrap().fail(RELEASE, fault);
+        assert!(service.command("m", ModelCommand::Sleep));
+        until(&service, StageName::Asleep).await;
+        assert!(engine.lock().unwrap().has_failed() && !engine.lock().unwrap().has_memory());
+        let stored = async {
+            while engine.lock().unwrap().is_moving() {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(STUCK, stored).await.expect("that it sleeps is never stored in it");
+        service.shut_down(Duration::ZERO, false).await;
+
+        let next = serve(&engine, &config);
+        until(&next, StageName::Asleep).await;
+        drop(timeout(STUCK, next.admit(model)).await.unwrap().unwrap());
+        assert!(engine.lock().unwrap().has_memory());
+    }
 }

@@ -12,6 +12,7 @@ mod engines;
 mod front;
 mod hibernation;
 mod hibernator;
+mod hung_meter;
 mod measure;
 mod meters;
 mod mock;

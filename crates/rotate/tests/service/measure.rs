@@ -155,6 +155,7 @@ fn devices_are_those_at_the_positions_of_nvml() {
     let memory = |free: u64, total: u64| GpuMemory { free_bytes: free * GIB, total_bytes: total * GIB };
     assert_eq!(measured(&meter, &[1, 0]), Ok(vec![memory(20, 24), memory(50, 80)]));
     assert_eq!(measured(&meter, &[0]), Ok(vec![memory(50, 80)]));
+    assert_eq!(tokio::runtime::Runtime::new().unwrap().block_on(meter.remark(Gpu(0))), None);
     for (gpu, words) in [
         (2, "MIG"),
         (3, "9 GiB of 8 GiB"),

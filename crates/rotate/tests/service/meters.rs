@@ -1,12 +1,19 @@
 //! The meters of real drivers, over trees of files as the kernel's documentation describes them.
 #![cfg(target_os = "linux")]
 
-use std::fs;
-use std::os::unix::fs::symlink;
+use std::cell::Cell;
+use std::fs::{self, OpenOptions};
+use std::io::Write as _;
+use std::os::unix::fs::{OpenOptionsExt as _, symlink};
+use std::process::Command;
+use std::sync::Arc;
 
+use futures_util::FutureExt as _;
 use poorwill::gpus::unified_memory;
 use poorwill_rotate::measure::{Declared, DeviceDriver, Devices, Gpu, GpuMemory, Meter as _};
-use std::sync::Arc;
+use poorwill_testkit::watchdog;
+use rustix::fs::OFlags;
+use tokio::runtime::Builder;
 
 use super::measure::{is_played, measured, played};
 
@@ -208,6 +215,42 @@ fn unified_memory_is_the_computers_less_a_reserve() {
     tree.refused(DeviceDriver::Unified, 0, &["proc/meminfo", "MemAvailable"]);
 }
 
+/// A pipe without a writer stands for a driver that does not answer.
+#[test]
+fn a_driver_that_hangs_keeps_one_thread_and_no_more() {
+    watchdog::watched(|| {
+        let tree = Tree::new(121 * GIB, 21 * GIB);
+        let (meter, path) = (tree.meter(DeviceDriver::Unified), tree.folder.path().join("proc/meminfo"));
+        let good = path.with_extension("good");
+        fs::rename(&path, &good).unwrap();
+        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let runtime = Builder::new_multi_thread().worker_threads(1).max_blocking_threads(2).build().unwrap();
+        let asking = meter.clone();
+        let hung = runtime.spawn(async move { asking.measure(&[Gpu(0)]).await });
+        let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap();
+        let writer = Cell::new(None);
+        watchdog::eventually("the driver is asked", || {
+            let opened = OpenOptions::new().write(true).custom_flags(flags).open(&path);
+            opened.map(|file| writer.set(Some(file))).is_ok()
+        });
+        let entered = runtime.enter();
+        for _ in 0..3 {
+            assert_eq!(meter.measure(&[Gpu(0)]).now_or_never(), None);
+            assert_eq!(meter.remark(Gpu(0)).now_or_never(), None);
+            assert_eq!(meter.held(&[Gpu(0)], vec![1]).now_or_never(), Some(None), "it waits for nothing");
+        }
+        drop(entered);
+        // The other thread is free for others.
+        assert_eq!(runtime.block_on(runtime.spawn_blocking(|| 7)).unwrap(), 7);
+        let text = fs::read(&good).unwrap();
+        fs::rename(&good, &path).unwrap();
+        writer.take().unwrap().write_all(&text).unwrap();
+        let memory = Ok(vec![memory(17 * GIB, 117 * GIB)]);
+        assert_eq!(runtime.block_on(hung).unwrap(), memory);
+        assert_eq!(runtime.block_on(meter.measure(&[Gpu(0)])), memory);
+    });
+}
+
 #[test]
 fn the_driver_that_is_there_is_picked() {
     if !is_played() {
@@ -245,6 +288,12 @@ fn a_gpu_without_figures_of_its_own_has_the_computers() {
         assert_eq!(found.total_bytes, computer.total_bytes, "{driver:?}");
         assert!(found.free_bytes > 0 && found.free_bytes <= found.total_bytes, "{driver:?} {found:?}");
     }
+    // Unless the configuration says so.
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let remark = |driver, gpu| runtime.block_on(Devices::by(driver).remark(Gpu(gpu)));
+    let words = "GPU 0 has no memory of its own by NVML, so the computer's memory is counted";
+    assert!(remark(DeviceDriver::Any, 0).is_some_and(|remark| remark.contains(words)));
+    assert_eq!((remark(DeviceDriver::Unified, 0), remark(DeviceDriver::Any, 1)), (None, None));
     let error = measured(&Devices::by(DeviceDriver::Nvml), &[1]).unwrap_err();
     assert!(error.to_string().contains("NVML shows 1 GPUs"), "{error}");
 }

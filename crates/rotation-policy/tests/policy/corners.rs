@@ -95,7 +95,7 @@ fn a_leaving_model_counts_as_free_so_no_other_leaves() {
 fn a_search_for_memory_waits_for_a_stop() {
     let mut fixture = Fixture::of(&[70 * GIB, 8 * GIB], |_, rules| rules.can_restart = true);
     fixture.use_once(0);
-    fixture.late = vec![(1, Task::Measure)];
+    fixture.late = vec![(1, Task::Measure), (0, Task::Stop)];
     fixture.instead = vec![(1, Task::Measure, memory_of(vec![GIB]))];
     let request = fixture.ask(1);
     fixture.input(Input::Lost(ModelId(0)));

@@ -202,6 +202,121 @@ fn looks_at_a_leaving_engine_count_too() {
     assert_eq!((fixture.stage(0), moves(&mut fixture)), ("cold", vec![Task::Stop]));
 }
 
+/// The first is up. The second needs more than is said.
+fn beside_another() -> Fixture {
+    let mut fixture = Fixture::found(&[20 * GIB, 30 * GIB], EngineState::Gone, |model, rules| {
+        (rules.can_sleep, rules.can_restart) = (false, true);
+        rules.need_bytes = Some([20, 5][model] * GIB);
+    });
+    fixture.use_once(0);
+    fixture
+}
+
+fn need_of(fixture: &Fixture, model: usize) -> Option<Vec<u64>> {
+    fixture.policy.status(ModelId(model)).unwrap().need_bytes
+}
+
+#[test]
+fn the_stop_of_a_failed_engine_does_not_wait_for_a_start_beside_it() {
+    for (task, runs) in [(Task::Start, false), (Task::Start, true), (Task::Canary, false)] {
+        let mut fixture = beside_another();
+        let running = fixture.ask(0);
+        if !runs {
+            fixture.answer(running);
+        }
+        fixture.late = vec![(1, task)];
+        let waiting = fixture.ask(1);
+        for _ in 0..3 {
+            look(&mut fixture, Look::Late);
+        }
+        fixture.answer(running);
+        assert!(fixture.tasks.contains(&(0, Task::Stop)), "{task:?}: {:?}", fixture.stages());
+        assert_eq!((fixture.stage(0), fixture.aborts), ("cold", usize::from(runs)));
+        fixture.finish();
+        assert_eq!(fixture.admitted.last(), Some(&(waiting, 1)), "{task:?}: {:?}", fixture.stages());
+        // 30 GiB less the 20 that the other released, or nothing.
+        assert_eq!(need_of(&fixture, 1), Some(vec![5 * GIB]), "{task:?}");
+        fixture.answer(waiting);
+        fixture.input(Input::Sleep(ModelId(1)));
+        fixture.use_once(1);
+        assert_eq!(need_of(&fixture, 1), Some(vec![30 * GIB]), "{task:?}");
+    }
+}
+
+#[test]
+fn failed_engines_are_stopped_at_once_and_a_stop_beside_them_teaches_nothing() {
+    let mut fixture = Fixture::found(&[10 * GIB; 3], EngineState::Gone, |_, rules| {
+        (rules.can_sleep, rules.can_restart, rules.need_bytes) = (false, true, Some(GIB));
+    });
+    (0..3).for_each(|model| fixture.use_once(model));
+    // Another stop that releases as much would count.
+    fixture.needs[0] = 40 * GIB;
+    fixture.input(Input::Sleep(ModelId(0)));
+    fixture.needs[0] = 10 * GIB;
+    fixture.use_once(0);
+    fixture.needs[0] = 40 * GIB;
+    fixture.late = vec![(0, Task::Stop), (1, Task::Stop), (2, Task::Stop)];
+    fixture.input(Input::Sleep(ModelId(0)));
+    fixture.tasks.clear();
+    for model in [1, 2].repeat(3) {
+        fixture.pass(1000);
+        fixture.input(Input::Looked { model: ModelId(model), look: unwell() });
+    }
+    assert_eq!(fixture.tasks, [(1, Task::Stop), (2, Task::Stop)], "{:?}", fixture.stages());
+    fixture.finish();
+    assert_eq!((fixture.stages(), need_of(&fixture, 0)), (vec!["cold"; 3], Some(vec![10 * GIB])));
+}
+
+#[test]
+fn the_stop_of_a_failed_engine_waits_for_a_sleep_beside_it() {
+    let mut fixture = Fixture::of(&[20 * GIB; 2], |_, rules| rules.can_restart = true);
+    fixture.use_once(0);
+    fixture.use_once(1);
+    fixture.late = vec![(1, Task::Sleep)];
+    fixture.input(Input::Sleep(ModelId(1)));
+    for _ in 0..3 {
+        look(&mut fixture, Look::Late);
+    }
+    assert_eq!(fixture.stages(), ["stopping", "falling asleep"]);
+    assert!(!fixture.tasks.contains(&(0, Task::Stop)));
+    fixture.finish();
+    fixture.settle();
+    assert_eq!(fixture.stages(), ["cold", "asleep"]);
+    assert_eq!(fixture.policy.status(ModelId(1)).unwrap().held_bytes, Some(vec![20 * GIB]));
+}
+
+/// Its second search for memory begins while the other is being stopped.
+#[test]
+fn what_a_wake_takes_beside_a_stop_is_no_measure_of_sleeps() {
+    let mut fixture = Fixture::of(&[10 * GIB, 40 * GIB], |_, rules| rules.can_restart = true);
+    let sleep = |fixture: &mut Fixture| {
+        fixture.input(Input::Sleep(ModelId(1)));
+        fixture.pass(20_000);
+    };
+    fixture.use_once(1);
+    sleep(&mut fixture);
+    fixture.use_once(0);
+    fixture.late = vec![(1, Task::Wake), (1, Task::Wake), (0, Task::Stop)];
+    fixture.instead = vec![(1, Task::Wake, TaskOutcome::Failed("it answered 502".to_owned()))];
+    let request = fixture.ask(1);
+    for _ in 0..3 {
+        look(&mut fixture, Look::Late);
+    }
+    fixture.finish();
+    assert_eq!(fixture.stages(), ["cold", "waking"]);
+    fixture.finish();
+    assert_eq!(fixture.admitted.last(), Some(&(request, 1)));
+    fixture.answer(request);
+    sleep(&mut fixture);
+    fixture.use_once(1);
+    let free = |gib: u64| (1, Task::Measure, memory_of(vec![gib * GIB]));
+    // It keeps 8 of 40 GiB.
+    fixture.instead = [vec![free(40)], vec![free(72); 1000]].concat();
+    sleep(&mut fixture);
+    let is_short = |(_, event): &(usize, Event)| matches!(event, Event::Shortfall { .. });
+    assert!(fixture.events.iter().any(is_short), "{:?}", fixture.stages());
+}
+
 fn failed(task: Task) -> (usize, Task, TaskOutcome) {
     (0, task, TaskOutcome::Failed("it answered 502".to_owned()))
 }
@@ -303,6 +418,26 @@ fn memory_is_measured_before_the_second_wake() {
     let expected = [Task::Probe, Task::Measure, Task::Wake].map(|task| (0, task));
     assert_eq!(fixture.tasks[..3], expected);
     assert_eq!(fixture.stage(0), "ready");
+}
+
+#[test]
+fn a_wake_that_ended_for_lack_of_memory_does_not_count_for_the_next_one() {
+    use Task::{Probe, Wake};
+    let mut fixture = fixture(|rules| rules.can_restart = false);
+    fixture.instead = vec![failed(Wake)];
+    fixture.late = vec![(0, Wake)];
+    let request = fixture.ask(0);
+    // Another program has the memory by now.
+    fixture.instead.extend(vec![(0, Task::Measure, memory_of(vec![GIB])); 1000]);
+    fixture.finish();
+    fixture.pass(11_000);
+    assert!(matches!(fixture.refused[&request], Refusal::NoMemory { .. }), "{:?}", fixture.refused);
+    assert_eq!((fixture.stage(0), moves(&mut fixture)), ("asleep", vec![Wake, Probe, Probe]));
+    fixture.pass(10_000);
+    fixture.instead = vec![failed(Wake)];
+    let request = fixture.ask(0);
+    assert_eq!((fixture.stage(0), moves(&mut fixture)), ("ready", vec![Wake, Probe, Wake]));
+    assert_eq!(fixture.admitted, [(request, 0)]);
 }
 
 /// SGLang does not say whether it slept.

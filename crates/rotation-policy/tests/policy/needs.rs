@@ -64,18 +64,41 @@ fn two_that_grow_beyond_their_card_alternate() {
 }
 
 #[test]
-fn a_stop_teaches_what_a_start_did_not_show() {
+fn two_stops_teach_what_a_start_did_not_show() {
     let mut fixture = started(&[20 * GIB], |_, rules| rules.need_bytes = None);
-    fixture.use_once(0);
-    assert_eq!(need_of(&fixture, 0), 20 * GIB);
-    fixture.needs[0] = 60 * GIB;
-    fixture.input(Input::Sleep(ModelId(0)));
-    fixture.needs[0] = 20 * GIB;
-    assert_eq!((fixture.stage(0), need_of(&fixture, 0)), ("cold", 60 * GIB));
-    assert_eq!(grew(&fixture), [(0, 20, 60)]);
-    fixture.use_once(0);
-    fixture.input(Input::Sleep(ModelId(0)));
-    assert_eq!(need_of(&fixture, 0), 60 * GIB);
+    for (grown, known) in [(60, 20), (50, 50), (20, 50), (70, 50)] {
+        fixture.needs[0] = 20 * GIB;
+        fixture.use_once(0);
+        fixture.needs[0] = grown * GIB;
+        fixture.input(Input::Sleep(ModelId(0)));
+        assert_eq!((fixture.stage(0), need_of(&fixture, 0)), ("cold", known * GIB), "{grown}");
+    }
+    assert_eq!(grew(&fixture), [(0, 20, 50)]);
+}
+
+#[test]
+fn another_program_that_ends_beside_a_departure_is_no_part_of_a_need() {
+    // In sequence, and where looks see what the engine holds.
+    for (can_sleep, times, is_seen) in
+        [(false, 1, false), (true, 1, false), (false, 3, true), (true, 3, true)]
+    {
+        let mut fixture = Fixture::of(&[20 * GIB], |_, rules| {
+            (rules.can_sleep, rules.can_restart) = (can_sleep, true);
+        });
+        for nth in 0..6 {
+            fixture.use_once(0);
+            if is_seen {
+                look(&mut fixture, 0);
+            }
+            if nth < times {
+                let free = |gib: u64| (0, Task::Measure, memory_of(vec![gib * GIB]));
+                fixture.instead = vec![free(20), free(80)];
+            }
+            fixture.input(Input::Sleep(ModelId(0)));
+            fixture.settle();
+            assert_eq!(need_of(&fixture, 0), 20 * GIB, "{can_sleep}, departure {nth}");
+        }
+    }
 }
 
 #[test]

@@ -268,6 +268,7 @@ impl Findings {
             match runtime.block_on(meter.measure(&[gpu])) {
                 Ok(memory) => {
                     memory.iter().for_each(|memory| self.needs(gpu, memory.total_bytes, &models));
+                    self.warnings.extend(runtime.block_on(meter.remark(gpu)));
                 }
                 Err(error) => {
                     let names: Vec<String> = models.iter().map(|model| format!("`{}`", model.name)).collect();

@@ -186,10 +186,11 @@ fn gpus_that_are_missing_or_too_small_are_errors() {
     symlink(poorwill_fake_nvml::path(), libraries.join("libnvidia-ml.so.1")).unwrap();
     let uuid = |nth: u32| format!("GPU-00000000-0000-0000-0000-00000000000{nth}");
     let devices = format!(
-        "{}:total=24GiB,{}:total=80GiB:mig_mode=1,{}:total=8GiB:memory_error=4",
+        "{}:total=24GiB,{}:total=80GiB:mig_mode=1,{}:total=8GiB:memory_error=4,{}:name=NVIDIA GB10",
         uuid(1),
         uuid(2),
-        uuid(3)
+        uuid(3),
+        uuid(4)
     );
     let check = |lines: &str| {
         engines.fixture.folder.write(
@@ -204,11 +205,14 @@ fn gpus_that_are_missing_or_too_small_are_errors() {
     };
     let text = check("gpus = [0]\nneed = \"24GiB\"").succeeded();
     assert!(text.ends_with("nothing is missing\n"), "{text}");
+    let text = check("gpus = [3]").succeeded();
+    let words = "warning: GPU 3 has no memory of its own by NVML, so the computer's memory is counted";
+    assert!(text.contains(words), "{text}");
     for (lines, words) in [
         ("gpus = [0]\nneed = \"25GiB\"", "model `one` needs 25 GiB on GPU 0, which has 24 GiB"),
         (
-            "gpus = [0, 3]",
-            "model `one` cannot wake: cannot measure GPU 3: NVML shows 3 GPUs, counted from 0, and none at 3",
+            "gpus = [0, 4]",
+            "model `one` cannot wake: cannot measure GPU 4: NVML shows 4 GPUs, counted from 0, and none at 4",
         ),
         (
             "gpus = [1]",

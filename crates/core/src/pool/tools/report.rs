@@ -449,7 +449,6 @@ pub struct SleepReport {
     /// Not copied: equal digests, or immutable.
     pub unchanged_bytes: u64,
     /// Of those, not compared (immutable).
-    #[serde(flatten, serialize_with = "super::old_keys::unchecked_bytes")]
     pub unchecked_bytes: u64,
     /// Neither copied nor compared: declared unused, in whole granules.
     pub unused_bytes: u64,
@@ -460,7 +459,6 @@ pub struct SleepReport {
     /// Of dropped tags, backed up since the request keeps them, in whole granules.
     pub kept_bytes: u64,
     /// Device memory of this process beyond this pool and the context; 0 if unknown.
-    #[serde(flatten, serialize_with = "super::old_keys::unaccounted_bytes")]
     pub unaccounted_bytes: u64,
     /// Free before.
     pub device_free_before_bytes: u64,

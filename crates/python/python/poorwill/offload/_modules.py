@@ -6,7 +6,6 @@ Nothing exceeds the budget or is taken twice, and nothing returns to the device 
 
 import operator
 import threading
-import warnings
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -84,13 +83,6 @@ class OffloadReport:
     def selected_bytes(self) -> int:
         """Bytes of all that was selected."""
         return self.taken_bytes + self.left_bytes + sum(part.nbytes for part in self.already)
-
-    @property
-    def asked_bytes(self) -> int:
-        """Deprecated: the old name of `selected_bytes`."""
-        notice = "`asked_bytes` is called `selected_bytes` now; the old name goes with the next release"
-        warnings.warn(notice, DeprecationWarning, stacklevel=2)
-        return self.selected_bytes
 
 
 class _Moved:

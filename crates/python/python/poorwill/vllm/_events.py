@@ -24,8 +24,6 @@ class Event:
             "kept_at_level2_bytes": 0,
             "release": None,
             "unaccounted_bytes": None,
-            # Until the next release: the old name.
-            "uncovered_bytes": None,
             "error": None,
             "phases": {},
         }
@@ -39,7 +37,6 @@ class Event:
             "kept_at_level2_bytes": report.kept_bytes,
             "release": report.release,
             "unaccounted_bytes": report.unaccounted_bytes,
-            "uncovered_bytes": report.unaccounted_bytes,
             "phases": report.phases.as_dict(),
         }
 

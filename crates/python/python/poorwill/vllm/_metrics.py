@@ -57,13 +57,6 @@ class _Collectors:
             _BY_RANK,
             multiprocess_mode="mostrecent",
         )
-        # Until the next release: the old name.
-        self.uncovered = prometheus.Gauge(
-            "poorwill_uncovered_bytes",
-            "Deprecated: poorwill_unaccounted_bytes has the same value.",
-            _BY_RANK,
-            multiprocess_mode="mostrecent",
-        )
 
     def add(self, status: Mapping[str, Any]) -> None:
         """Records an engine's status."""
@@ -72,8 +65,7 @@ class _Collectors:
             labels = {"engine": engine, "rank": str(rank["rank"])}
             self.host.labels(**labels).set(rank["host_bytes"])
             if rank["unaccounted_bytes"] is not None:
-                for gauge in (self.unaccounted, self.uncovered):
-                    gauge.labels(**labels).set(rank["unaccounted_bytes"])
+                self.unaccounted.labels(**labels).set(rank["unaccounted_bytes"])
             for event in rank["events"]:
                 self._add_event(event, {"operation": event["operation"], **labels})
 

@@ -376,8 +376,6 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             "communicators": communicators,
             "cannot_hibernate": _communicators.cannot_hibernate(communicators),
             "shared": [shared.as_dict() for shared in self._shared()],
-            # Until the next release: the old name.
-            "uncovered_bytes": allocator.events.unaccounted_bytes,
             "events": allocator.events.take(),
         }
 

@@ -175,7 +175,8 @@ fn replayed(
 ) -> (Run, Vec<Moment>) {
     let replayer = || {
         let driver = driver(card.usable_bytes().max(GRANULE_BYTES));
-        Replayer::new(trace, Box::new(Pool::over(driver, card, trace).unwrap()))
+        let pool = Pool::over(driver, card, trace).unwrap();
+        Replayer::new(trace, Box::new(pool), card)
     };
     let run = replayer().run(&"poorwill".parse().unwrap(), card).unwrap();
     (run, replayer().moments(steps).unwrap())

@@ -50,6 +50,7 @@ impl Action {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Entry {
     pub(super) action: Action,
+    /// Where memory lacked, what the card had free; `u64::MAX` if that is not known. PyTorch keeps it there, too.
     pub(super) address: u64,
     pub(super) bytes: u64,
     pub(super) stream: u64,
@@ -71,13 +72,13 @@ impl Entry {
 
 /// The entries of one device.
 pub(super) fn read(view: &View<'_>, device: usize, trace: Value) -> Result<Vec<Entry>, Fault> {
-    let keys = view.keys(["action", "addr", "size", "stream", "time_us", "frames"]);
+    let keys = view.keys(["action", "addr", "size", "stream", "time_us", "frames", "device_free"]);
     let actions: [(Option<Text>, Action); 9] =
         Action::ALL.map(|(name, action)| (view.arena().find(name), action));
     let mut entries = Vec::new();
     for (entry, value) in view.items(trace, Location::Entry { device, entry: 0 })?.enumerate() {
         let place = Location::Entry { device, entry };
-        let [action, address, bytes, stream, time, frames] = view.fields(value, &keys, place)?;
+        let [action, address, bytes, stream, time, frames, free] = view.fields(value, &keys, place)?;
         let Value::Text(action) = action else { return Err(Fault::new(place, "`action` is no text")) };
         let found = actions.iter().find(|(name, _)| *name == Some(action));
         let action = found.map_or(Action::Other, |(_, action)| *action);
@@ -85,7 +86,10 @@ pub(super) fn read(view: &View<'_>, device: usize, trace: Value) -> Result<Vec<E
         let mut new = Entry { action, address: 0, bytes: 0, stream: view.stream(stream), time_us, frames };
         match action {
             Action::Snapshot | Action::Other => {}
-            Action::OutOfMemory => new.bytes = view.unsigned(bytes, "size", place)?,
+            Action::OutOfMemory => {
+                new.address = view.arena().as_unsigned(free).unwrap_or(u64::MAX);
+                new.bytes = view.unsigned(bytes, "size", place)?;
+            }
             _ => {
                 new.address = view.unsigned(address, "addr", place)?;
                 new.bytes = view.unsigned(bytes, "size", place)?;

@@ -2,12 +2,13 @@
 //!
 //! Promises:
 //!
-//! - FrameTexts of C++ are left out where there are Python's.
+//! - FrameTexts of C++ are left out where there are Python's. Of others, those of recorder and allocator are.
 //! - Text takes a bounded amount of memory, whatever the file shares.
 
 use std::collections::HashMap;
 
 use super::view::{Keys, PerSequence, View};
+use crate::frames;
 use crate::read::fault::{Fault, Location};
 use crate::read::value::{Sequence, Value};
 use crate::trace::{StackNumber, TraceBuilder};
@@ -45,6 +46,8 @@ struct FrameLine {
     text: String,
     is_python: bool,
     empties_cache: bool,
+    is_plumbing: bool,
+    is_backward: bool,
     /// Whether it is of Poorwill's pools, which stand between PyTorch and those who ask.
     is_own: bool,
 }
@@ -147,6 +150,13 @@ impl<'a> FrameTexts<'a> {
         }
         if lines.iter().any(|line| self.line(*line).is_python) {
             lines.retain(|line| self.line(*line).is_python);
+        } else if lines.iter().any(|line| !self.line(*line).is_plumbing) {
+            lines.retain(|line| !self.line(*line).is_plumbing);
+            // What matters stays, however deep it is.
+            let backward = lines.iter().position(|line| self.line(*line).is_backward);
+            if let Some(deep) = backward.filter(|at| *at >= KEPT_MAX) {
+                lines.drain(KEPT_MAX - 1..deep);
+            }
         }
         lines.truncate(KEPT_MAX);
         let list = match self.kept.get(&lines) {
@@ -189,9 +199,10 @@ impl<'a> FrameTexts<'a> {
         let text = if left.is_some() { text } else { String::new() };
         self.text_bytes_left = left.unwrap_or(0);
         let number = u32::try_from(self.lines.len()).unwrap_or(0);
+        let (is_plumbing, is_backward) = (frames::is_plumbing(&text), frames::is_backward(&text));
         let empties_cache = Some(name) == self.empty_cache;
         let is_own = path.contains(OWN_FOLDER);
-        self.lines.push(FrameLine { text, is_python, empties_cache, is_own });
+        self.lines.push(FrameLine { text, is_python, empties_cache, is_plumbing, is_backward, is_own });
         self.equal.insert(fields, number);
         number
     }

@@ -24,12 +24,12 @@ use self::events::{Action, Entry};
 use self::frames::{FrameTexts, Stacks};
 use self::history::{Area, History, Live};
 use self::view::View;
-use super::fault::{DUMP, Fault, Location, failed_often, lived_before, why};
+use super::fault::{DUMP, Fault, Location, lived_before, why};
+use super::refusals::{Refusals, SeenMemory};
 use super::value::{Arena, Value};
+use crate::card::Card;
 use crate::trace::{Block, Recorded, StackNumber, Trace, TraceBuilder};
 
-/// The key of a block that could not be had; no device has such an address.
-const REFUSED: u64 = u64::MAX;
 const RECORD: &str = "call `torch.cuda.memory._record_memory_history()` before what is to be seen";
 
 /// A trace for each device that has anything.
@@ -45,8 +45,8 @@ pub(super) fn traces(name: &str, arena: &Arena, root: Value) -> Result<Vec<Trace
     }
     let mut found = Vec::new();
     for (device, history) in std::mem::take(&mut snapshot.devices) {
-        let trace = Building::new(name, device, &mut frames, &phases).trace(history, &settings)?;
-        found.extend(trace.map(|trace| Trace { card: cards.get(&device).copied(), ..trace }));
+        let building = Building::new(name, device, &mut frames, &phases);
+        found.extend(building.trace(history, &settings, cards.get(&device).copied())?);
     }
     if let [_, _, ..] = &found[..] {
         for trace in &mut found {
@@ -142,6 +142,7 @@ struct Building<'f, 'v> {
     stacks: Stacks,
     streams: HashMap<u64, u32>,
     pools: HashMap<(u64, u64), u32>,
+    refusals: Refusals,
 }
 
 impl<'f, 'v> Building<'f, 'v> {
@@ -154,6 +155,7 @@ impl<'f, 'v> Building<'f, 'v> {
             stacks: Stacks::default(),
             streams: HashMap::new(),
             pools: HashMap::from([((0, 0), 0)]),
+            refusals: Refusals::default(),
         }
     }
 
@@ -162,7 +164,7 @@ impl<'f, 'v> Building<'f, 'v> {
     }
 
     /// `None` if nothing happened and nothing lives.
-    fn trace(mut self, history: History, settings: &str) -> Result<Option<Trace>, Fault> {
+    fn trace(mut self, history: History, settings: &str, card: Option<Card>) -> Result<Option<Trace>, Fault> {
         let History { entries, areas, live } = history;
         let free = self.frees(&entries);
         let earlier = self.earlier(&entries, &live, free)?;
@@ -203,7 +205,9 @@ impl<'f, 'v> Building<'f, 'v> {
         self.stacks.note().into_iter().for_each(|note| self.builder.note(note));
         let recorded = Recorded { settings: settings.to_owned(), ..recorded };
         let device = Some(self.device);
-        Ok(Some(Trace { device, ..self.builder.finish(Some(recorded)) }))
+        let mut trace = Trace { device, ..self.builder.finish(Some(recorded)) };
+        self.refusals.describe(&mut trace, card);
+        Ok(Some(trace))
     }
 
     /// Which entry ends a block: recorders may leave out the completion.
@@ -296,7 +300,6 @@ impl<'f, 'v> Building<'f, 'v> {
         free: Action,
         mut mapped: Option<Mapped>,
     ) -> Result<Recorded, Fault> {
-        let mut failures = Vec::new();
         let mut emptied = 0_usize;
         let mut run = None;
         for (at, entry) in entries.iter().enumerate() {
@@ -324,11 +327,8 @@ impl<'f, 'v> Building<'f, 'v> {
             } else if entry.action == free {
                 self.builder.free(entry.address).map_err(|error| Fault::new(place, why(&error)))?;
             } else if entry.action == Action::OutOfMemory {
-                failures.push((self.builder.len(), entry.bytes));
-                if entry.bytes > 0 {
-                    let key = REFUSED - u64::try_from(failures.len()).unwrap_or(0);
-                    self.ask_in_vain(entry, key, place)?;
-                }
+                let mapped_bytes = mapped.as_ref().map(|mapped| mapped.now);
+                self.ask_in_vain(entry, mapped_bytes, place)?;
             }
             if let Some(mapped) = &mut mapped {
                 mapped.fill(self.builder.len());
@@ -338,11 +338,8 @@ impl<'f, 'v> Building<'f, 'v> {
             let seen = "Calls of `torch.cuda.empty_cache` that were seen by what went back";
             self.builder.note(format!("{seen}: {emptied}."));
         }
-        if failures.len() > 1 {
-            self.builder.note(failed_often(failures.len()));
-        }
         let mapped_bytes = mapped.map(Mapped::finish).unwrap_or_default();
-        Ok(Recorded { settings: String::new(), mapped_bytes, failed: failures.pop() })
+        Ok(Recorded { settings: String::new(), mapped_bytes, refused: self.refusals.last() })
     }
 
     /// Whether segments that go back, the first with these frames, mean that the cache is emptied.
@@ -354,10 +351,19 @@ impl<'f, 'v> Building<'f, 'v> {
     }
 
     /// It was asked for, and so it is a part of what the load needs.
-    fn ask_in_vain(&mut self, entry: &Entry, key: u64, place: Location) -> Result<(), Fault> {
+    fn ask_in_vain(
+        &mut self,
+        entry: &Entry,
+        mapped_bytes: Option<u64>,
+        place: Location,
+    ) -> Result<(), Fault> {
         let stack = self.frames.stack(entry.frames, &mut self.stacks, &mut self.builder, place)?;
-        self.alloc(key, entry.bytes, entry.stream, (0, 0), stack, place)?;
-        self.builder.free(key).map_err(|error| Fault::new(place, why(&error)))
+        let block = self.block(entry.bytes, entry.stream, (0, 0), stack);
+        let free_bytes = Some(entry.address).filter(|bytes| *bytes != u64::MAX);
+        let seen = mapped_bytes.zip(free_bytes);
+        let seen = seen.map(|(mapped_bytes, free_bytes)| SeenMemory { mapped_bytes, free_bytes });
+        let added = self.refusals.add(&mut self.builder, block, seen);
+        added.map_err(|error| Fault::new(place, why(&error)))
     }
 
     /// As many of them at most, and only what has begun by then.
@@ -377,13 +383,17 @@ impl<'f, 'v> Building<'f, 'v> {
         stack: StackNumber,
         place: Location,
     ) -> Result<(), Fault> {
+        let block = self.block(bytes, stream, pool, stack);
+        self.builder.alloc(address, block).map_err(|error| Fault::new(place, why(&error)))
+    }
+
+    fn block(&mut self, bytes: u64, stream: u64, pool: (u64, u64), stack: StackNumber) -> Block {
         let numbered = |len: usize| u32::try_from(len).unwrap_or(u32::MAX);
         let streams = numbered(self.streams.len());
         let stream = *self.streams.entry(stream).or_insert(streams);
         let pools = numbered(self.pools.len());
         let pool = *self.pools.entry(pool).or_insert(pools);
-        let block = Block { bytes, stream, pool, stack };
-        self.builder.alloc(address, block).map_err(|error| Fault::new(place, why(&error)))
+        Block { bytes, stream, pool, stack }
     }
 
     fn ignored(&mut self, entries: &[Entry]) {

@@ -33,6 +33,8 @@ pub(super) fn read(
         "is_expandable",
         "blocks",
     ]);
+    // Recorders may share one tuple.
+    let mut pools = HashMap::new();
     let block_keys = view.keys(["address", "size", "requested_size", "state", "frames"]);
     for (segment, value) in view.items(segments, Location::Key("segments"))?.enumerate() {
         let place = Location::Segment(segment);
@@ -46,7 +48,10 @@ pub(super) fn read(
         history.areas.get_or_insert_default().push(Area {
             address,
             bytes,
-            pool: pool_of(view, pool, place)?,
+            pool: match pools.get(&pool) {
+                Some(known) => *known,
+                None => *pools.entry(pool).or_insert(pool_of(view, pool, place)?),
+            },
             is_expandable: is_expandable == Value::Bool(true),
             since: 0,
         });

@@ -6,8 +6,8 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-use poorwill_replay::Setup;
-use poorwill_replay::page::{Claim, PageOptions, page, svg};
+use poorwill_replay::page::{PageTrace, page, svg};
+use poorwill_replay::{Claim, Run, Setup, Trace};
 use poorwill_testkit::browser::{Browser, ENTER, RIGHT};
 use poorwill_testkit::watchdog::TEST_TIMEOUT;
 use serde_json::{Value, json};
@@ -41,7 +41,6 @@ fn wait(browser: &Browser, expression: &str) {
 /// A page of the traces' load, on a card of so many bytes.
 fn write_page(path: &Path, total_bytes: u64) {
     let trace = traces::moe();
-    let runs = traces::runs(&trace, total_bytes);
     let last = trace.steps.len();
     let claim = |name: &str, bytes, phase: usize| Claim {
         name: name.to_owned(),
@@ -49,12 +48,16 @@ fn write_page(path: &Path, total_bytes: u64) {
         from_step: trace.phases[phase].from,
         to_step: last,
     };
-    let claims =
-        vec![claim("weights", 22 * GIB, 1), claim("cache", 9 * GIB, 2), claim("graphs", GIB * 3 / 2, 3)];
-    let answer =
-        "It needs 31.30 GiB with Poorwill's pool, and 34.59 GiB with PyTorch's allocator.".to_owned();
-    fs::write(path, page(&trace, &runs, &PageOptions { answer, claims }).unwrap()).unwrap();
+    let claims = vec![claim("library", 22 << 20, 1), claim("cache", 9 << 20, 2), claim("graphs", 3 << 19, 3)];
+    let trace = Trace { claims, ..trace };
+    let runs = traces::runs(&trace, total_bytes);
+    let answer = "It needs 31.30 GiB with Poorwill's pool, and 34.59 GiB with PyTorch's allocator.";
+    fs::write(path, page_of(&trace, &runs, answer)).unwrap();
     fs::write(path.with_extension("svg"), svg(&trace, &runs, 800, 520)).unwrap();
+}
+
+fn page_of(trace: &Trace, runs: &[Run], answer: &str) -> String {
+    page(&[PageTrace { trace, runs, answer }]).unwrap()
 }
 
 #[test]
@@ -171,8 +174,8 @@ fn names_in_markup_are_text_in_the_page() {
     let trace = traces::named(MARKUP);
     let runs = traces::runs(&trace, GIB);
     let claim = Claim { name: MARKUP.to_owned(), bytes: 9 << 20, from_step: 0, to_step: 9 };
-    let options = PageOptions { answer: MARKUP.to_owned(), claims: vec![claim] };
-    fs::write(&file, page(&trace, &runs, &options).unwrap()).unwrap();
+    let trace = Trace { claims: vec![claim], ..trace };
+    fs::write(&file, page_of(&trace, &runs, MARKUP)).unwrap();
     let browser = Browser::start(folder.path(), |_| ());
     browser.open(&url(&file));
     wait(&browser, "all('#holders .who').length > 0");
@@ -184,9 +187,9 @@ fn names_in_markup_are_text_in_the_page() {
     assert_eq!(see(&browser, "document.title.startsWith('</script>')"), true);
     // A trace without steps has a page, too.
     let nothing = traces::named("nothing");
-    let nothing = poorwill_replay::Trace { steps: Vec::new(), blocks: Vec::new(), ..nothing };
+    let nothing = Trace { steps: Vec::new(), blocks: Vec::new(), ..nothing };
     let runs = traces::runs(&nothing, GIB);
-    fs::write(&file, page(&nothing, &runs, &PageOptions::default()).unwrap()).unwrap();
+    fs::write(&file, page_of(&nothing, &runs, "")).unwrap();
     browser.open(&url(&file));
     wait(&browser, "text('#moment-at') === 'There are no steps.' && text('#answer') === 'nothing'");
     assert_eq!(browser.complaints(), [] as [String; 0]);
@@ -205,7 +208,7 @@ fn pages_of_many_steps_are_small() {
     write_page(&folder.join("small.html"), 33 * GIB);
     let trace = traces::long(steps);
     let runs = traces::runs(&trace, 79 * GIB);
-    let html = page(&trace, &runs, &PageOptions::default()).unwrap();
+    let html = page_of(&trace, &runs, "");
     println!("{steps} steps: {} bytes", html.len());
     assert!(html.len() < 3 << 20, "{}", html.len());
     fs::write(folder.join("long.html"), html).unwrap();

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::{env, fs};
 
 use poorwill_replay::Trace;
+use poorwill_replay::answer::holders;
 use poorwill_replay::read::{Location, ReadError, read};
 use poorwill_replay::trace::Step;
 
@@ -63,13 +64,18 @@ fn a_snapshot_is_a_trace_for_each_device() {
     assert_eq!(recorded.settings, "max_split_size_mb:20");
     let mapped: Vec<_> = recorded.mapped_bytes.iter().map(|bytes| bytes / MIB).collect();
     assert_eq!(mapped, [22, 22, 42, 42, 42, 22, 62, 62, 62, 62, 82, 84, 84, 84]);
-    assert_eq!(recorded.failed, Some((12, 900 * MIB)));
+    let refused = recorded.refused.map(|refusal| (refusal.step, refusal.asked_bytes));
+    assert_eq!(refused, Some((12, 900 * MIB)));
+    let card = first.card.unwrap();
+    assert_eq!((card.usable_bytes(), first.ended_by().is_some()), (87 * MIB, true));
     assert_eq!(
         first.notes,
         [
             "2 blocks of 0.00 GiB lived before the trace began, and come first, by address.",
             "Calls of `torch.cuda.empty_cache` that were seen by what went back: 1.",
             "Entries that are no allocations, and are ignored: 1.",
+            "When memory lacked at step 13, 84 MiB were mapped and 3 MiB were free on the card: 87 MiB are usable, \
+             unless --card says otherwise.",
         ]
     );
 
@@ -358,6 +364,79 @@ fn what_a_file_shares_is_not_looked_at_again_and_again() {
     let many = format!("}}(X\x0d\0\0\0device_traces](](}}X\x06\0\0\0actionX\x05\0\0\0othersee{marks}u.");
     let error = read("a", many.as_bytes()).unwrap_err().to_string();
     assert!(error.starts_with("a, key `poorwill`: there are too many phases; "), "{error}");
+}
+
+/// Converters in Python share one pool tuple among all segments, and PyTorch's own file has one each.
+#[test]
+fn segments_may_share_the_tuple_of_their_pool() {
+    let segment = |number: u32, pool: &[u8]| {
+        let key = |name: &str| {
+            [b"X", &u32::try_from(name.len()).unwrap().to_le_bytes()[..], name.as_bytes()].concat()
+        };
+        let int = |value: u32| [b"J", &value.to_le_bytes()[..]].concat();
+        let parts = [key("address"), int(number << 12), key("total_size"), int(4096), key("segment_pool_id")];
+        [b"}(", &parts.concat()[..], pool, b"u"].concat()
+    };
+    let first = segment(1, b"K\x00K\x07\x86q\x01");
+    let others: Vec<u8> = (2..2000).flat_map(|number| segment(number, b"h\x01")).collect();
+    let begin = b"\x80\x02}(X\x08\0\0\0segments](";
+    let block = b"}(X\x06\0\0\0actionX\x05\0\0\0allocX\x04\0\0\0addrJ\0\x10\0\0X\x04\0\0\0sizeK\x09u";
+    let traces = [&b"eX\x0d\0\0\0device_traces](]"[..], block, b"aeu."].concat();
+    let [trace] = read("a", [&begin[..], &first, &others, &traces].concat()).unwrap().try_into().unwrap();
+    assert_eq!(trace.recorded.unwrap().mapped_bytes, [1999 * 4096]);
+    assert_eq!(trace.blocks[0].pool, 1);
+}
+
+/// As `stacks="all"` records it: a backward pass runs on a thread without Python.
+#[test]
+fn a_backward_pass_is_held_by_its_operations() {
+    let frames = |own: &[&str]| {
+        let recorder = ["torch::unwind::unwind()", "torch::CapturedTraceback::gather(bool, bool, bool)"];
+        let allocator = [
+            "c10::cuda::CUDACachingAllocator::Native::DeviceCachingAllocator::malloc(signed char)",
+            "at::detail::empty_cuda(c10::ArrayRef<long>, c10::TensorOptions const&)",
+        ];
+        let all = recorder.iter().chain(&allocator).chain(own);
+        let all: Vec<_> =
+            all.map(|name| format!(r#"{{"filename":"??","line":0,"name":"{name}"}}"#)).collect();
+        all.join(",")
+    };
+    let apply = |node: &str| format!("torch::autograd::generated::{node}::apply(std::vector<at::Tensor>&&)");
+    let deep = vec!["at::_ops::mul::redispatch(c10::DispatchKeySet)"; 40];
+    let (bmm, mul) = (apply("BmmBackward0"), apply("MulBackward0"));
+    let stacks = [
+        frames(&["at::_ops::bmm::call(at::Tensor const&)", &bmm, "clone3"]),
+        frames(&["at::_ops::transpose::call(at::Tensor const&)", &bmm, "clone3"]),
+        frames(&[&deep[..], &[&mul]].concat()),
+    ];
+    let alloc = |(number, frames): (usize, &String)| {
+        format!(r#"{{"action":"alloc","addr":{},"size":{},"frames":[{frames}]}}"#, number + 1, 100 - number)
+    };
+    let entries: Vec<String> = stacks.iter().enumerate().map(alloc).collect();
+    let [trace] = snapshot(&entries.join(",")).unwrap().try_into().unwrap();
+    let held: Vec<_> =
+        holders(&trace, 3).into_iter().map(|held| (held.shown, held.bytes, held.blocks)).collect();
+    let shown = |text: &str| vec![text.to_owned()];
+    assert_eq!(held, [(shown("BmmBackward0::apply"), 199, 2), (shown("MulBackward0::apply"), 98, 1)]);
+}
+
+#[test]
+fn rows_of_who_holds_memory_differ_in_what_is_shown() {
+    let line = |file: &str, line: u32| format!(r#"{{"filename":"{file}","line":{line},"name":"f"}}"#);
+    let stack = |caller: u32, einsum: u32| {
+        let einsum = [line("/x/einops/einops.py", einsum), line("/x/torch/functional.py", 9)];
+        let own = [7, 7, 8].map(|at| line("w/net.py", at));
+        [&einsum[..], &own, &[line("w/main.py", caller)]].concat().join(",")
+    };
+    let alloc = |(number, frames): (usize, String)| {
+        format!(r#"{{"action":"alloc","addr":{},"size":{},"frames":[{frames}]}}"#, number + 1, 100 - number)
+    };
+    let entries = [stack(1, 3), stack(2, 3), stack(2, 4)].into_iter().enumerate().map(alloc);
+    let [trace] = snapshot(&entries.collect::<Vec<_>>().join(",")).unwrap().try_into().unwrap();
+    let held: Vec<_> =
+        holders(&trace, 3).into_iter().map(|held| (held.shown.join(" < "), held.bytes)).collect();
+    let shown = |caller: u32| format!("w/net.py:7 f < w/net.py:7 f < w/net.py:8 f < w/main.py:{caller} f");
+    assert_eq!(held, [(shown(2), 197), (shown(1), 100)]);
 }
 
 #[test]

@@ -58,6 +58,11 @@ impl State {
         }
     }
 
+    /// Whether a move of it began and did not complete, by its own words.
+    pub(crate) fn is_moving(&self) -> bool {
+        self.version.starts_with("poorwill:moving:")
+    }
+
     pub(crate) fn answer(&mut self, asked: &Received) -> Scripted {
         let fault = match &mut self.fault {
             Some((0, fault)) => Some(*fault),

@@ -414,11 +414,17 @@ impl Simulation {
         let is_off = self.engines[model].state == State::Hibernating && !of_any.contains(&task);
         // A start fails, since the engine is there.
         assert!(!is_off || task == Task::Start, "{}", self.story("asked while it hibernates"));
+        // What comes up and what is stopped may do so at once.
+        let may_beside = |one: Task, other: Task| {
+            one == Task::Stop && [Task::Stop, Task::Start, Task::Wake, Task::Resume].contains(&other)
+        };
         if is_moving(task) {
             let gpus = self.engines[model].rules.gpus.clone();
             let other = self.engines.iter().enumerate().find(|(other, engine)| {
                 let shares = engine.rules.gpus.iter().any(|gpu| gpus.contains(gpu));
-                *other != model && shares && engine.op.is_some_and(|(_, task)| is_moving(task))
+                let is_in_the_way =
+                    |of: Task| is_moving(of) && !may_beside(task, of) && !may_beside(of, task);
+                *other != model && shares && engine.op.is_some_and(|(_, of)| is_in_the_way(of))
             });
             assert!(other.is_none(), "{}", self.story("two move memory on one GPU"));
         }
@@ -687,6 +693,11 @@ impl Simulation {
 
     /// The invariants.
     fn check(&self) {
+        for (id, engine) in self.engines.iter().enumerate().filter(|_| !self.had_chaos) {
+            let known = self.policy.status(ModelId(id)).and_then(|status| status.need_bytes);
+            let is_right = known.is_none_or(|known| known.iter().all(|known| *known == engine.awake_bytes));
+            assert!(is_right, "{}", self.story(&format!("the need of {id} is not what it takes")));
+        }
         for (id, request) in &self.requests {
             let rules = &self.engines[request.model].rules;
             let waits = self.now.since(request.arrived);

@@ -1,0 +1,177 @@
+//! The answer in a sentence, and what to do.
+
+use std::fmt::Write as _;
+
+use ::poorwill::ByteSize;
+
+use super::holders::Holder;
+use super::verdict::{Answer, Row, Verdict};
+use crate::claim;
+use crate::replay::{Failure, Run};
+use crate::trace::Trace;
+
+/// Another setup saves memory if that is this part of what is needed at least.
+const SAVES: u64 = 50;
+const SHRINKABLE_MAX: usize = 3;
+
+/// Whether the first run fits, and what would.
+pub(super) fn sentence(trace: &Trace, runs: &[Run], answer: &Answer) -> String {
+    let Some(run) = runs.first() else { return "There is nothing to replay with.".to_owned() };
+    let mut text = match run.failure {
+        None => fits(trace, run),
+        Some(failure) => fails(trace, run, failure),
+    };
+    // Writing to a text cannot fail.
+    if run.fits() {
+        if let Some(retries) = run.retries.filter(|retries| *retries > 0) {
+            let times = times(retries);
+            let _ = write!(text, " PyTorch gives back all that is free and tries again {times} for that.");
+        }
+        return text;
+    }
+    let usable = run.card.usable_bytes();
+    let fitting: Vec<String> = answer.rows.iter().filter(|row| row.fits()).map(needing).collect();
+    if !fitting.is_empty() {
+        let far = if trace.ended_by().is_some() { " so far" } else { "" };
+        let _ = write!(text, " These fit{far}, with what they need: {}.", fitting.join(", "));
+    } else if answer.live_peak_bytes > usable {
+        let (live, lack) = (ByteSize(answer.live_peak_bytes), ByteSize(answer.live_peak_bytes - usable));
+        let what = if trace.claims.is_empty() { "live" } else { "live or claimed" };
+        let at = at(trace, live_peak_step(trace));
+        let _ =
+            write!(text, " No allocator can help: {live} are {what} at {at}, {lack} more than there are.");
+    } else {
+        text.push_str(" None of the setups that were tried fits.");
+    }
+    let is_said = fitting.is_empty() && answer.live_peak_bytes > usable;
+    if let Some(needs) = answer.needs_bytes.filter(|_| !is_said) {
+        let (needs, more) = (ByteSize(needs), ByteSize(needs.saturating_sub(usable)));
+        let _ = write!(text, " With `{}` it needs {needs}, {more} more.", run.setup);
+    }
+    text
+}
+
+fn fits(trace: &Trace, run: &Run) -> String {
+    let (mapped, usable) = (ByteSize(run.peak.mapped_bytes), ByteSize(run.card.usable_bytes()));
+    let claims = claim::sums(&trace.claims).iter().map(|(_, sum)| *sum).max();
+    let claims = claims.map(|bytes| format!(" beside claims of {}", ByteSize(bytes))).unwrap_or_default();
+    let maps = format!(
+        "`{}` maps {mapped} at most, at {}, of {usable}{claims}",
+        run.setup,
+        at(trace, run.peak.step)
+    );
+    match trace.ended_by() {
+        None => format!("It fits: {maps}."),
+        Some(refusal) => {
+            let step = refusal.step + 1;
+            format!(
+                "Fits so far: {maps}. Memory lacked at step {step}; what came after step {step} is not known."
+            )
+        }
+    }
+}
+
+fn fails(trace: &Trace, run: &Run, failure: Failure) -> String {
+    let what = if failure.is_claim { " for claims" } else { "" };
+    let [asked, usable, mapped, live] =
+        [failure.asked_bytes, run.card.usable_bytes(), failure.at.mapped_bytes, failure.at.live_bytes]
+            .map(ByteSize);
+    format!(
+        "It does not fit: at {} `{}` has no {asked}{what} left of {usable}; {mapped} are mapped, and {live} of that live.",
+        at(trace, failure.step),
+        run.setup
+    )
+}
+
+fn times(count: u64) -> String {
+    if count == 1 { "once".to_owned() } else { format!("{count} times") }
+}
+
+fn at(trace: &Trace, step: usize) -> String {
+    let phase = trace.phase_at(step).map(|phase| format!(" of `{phase}`")).unwrap_or_default();
+    format!("step {}{phase}", step + 1)
+}
+
+/// The first one of those with most live and claimed bytes.
+fn live_peak_step(trace: &Trace) -> usize {
+    let live = trace.live_bytes();
+    let with_claims = |step: usize| {
+        let claims = trace.claims.iter().filter(|claim| claim.is_made_at(step));
+        claims.fold(live[step], |sum, claim| sum.saturating_add(claim.bytes))
+    };
+    (0..live.len()).max_by_key(|step| (with_claims(*step), usize::MAX - step)).unwrap_or(0)
+}
+
+/// With what it needs, or its peak where that was not looked for.
+fn needing(row: &Row) -> String {
+    format!("`{}` ({})", row.setup, ByteSize(row.needs_bytes.unwrap_or(row.peak_bytes)))
+}
+
+/// What to change, in sentences.
+pub(super) fn advice(trace: &Trace, runs: &[Run], answer: &Answer) -> Vec<String> {
+    let Some((run, asked)) = runs.first().zip(answer.rows.iter().find(|row| row.setup == answer.setup))
+    else {
+        return Vec::new();
+    };
+    match answer.verdict {
+        Verdict::Fits | Verdict::FitsSoFar => saving(asked, &answer.rows).into_iter().collect(),
+        Verdict::DoesNotFit => match answer.rows.iter().find(|row| row.fits()) {
+            Some(row) => vec![format!("For `{}`: {}.", row.setup, row.typed)],
+            None => shrinking(trace, run, answer).into_iter().collect(),
+        },
+    }
+}
+
+/// The setup that needs least, if that is less than what is asked about.
+fn saving(asked: &Row, rows: &[Row]) -> Option<String> {
+    let saves = |of: &dyn Fn(&Row) -> Option<u64>| {
+        let own = of(asked)?;
+        let fitting = rows.iter().filter(|row| row.fits());
+        let (bytes, row) = fitting.filter_map(|row| Some((of(row)?, row))).min_by_key(|(bytes, _)| *bytes)?;
+        let less = own.checked_sub(bytes).filter(|less| less.saturating_mul(SAVES) >= own)?;
+        Some((row, ByteSize(bytes), ByteSize(less)))
+    };
+    let needs = saves(&|row| row.needs_bytes);
+    let (verb, (row, bytes, less)) = match needs {
+        Some(found) => ("needs", found),
+        None => ("maps", saves(&|row| Some(row.peak_bytes))?),
+    };
+    Some(format!("`{}` {verb} {bytes}, {less} less: {}.", row.setup, row.typed))
+}
+
+/// What has to be smaller where no setup helps, and who has enough for that.
+fn shrinking(trace: &Trace, run: &Run, answer: &Answer) -> Option<String> {
+    let usable = run.card.usable_bytes();
+    let needs = answer.rows.iter().filter_map(|row| row.needs_bytes).min();
+    let lack = needs.unwrap_or(answer.live_peak_bytes).checked_sub(usable).filter(|lack| *lack > 0)?;
+    let step = run.failure.map_or(run.peak.step, |failure| failure.step);
+    let claims = trace.claims.iter().filter(|claim| claim.is_made_at(step));
+    let claims = claims.map(|claim| (format!("the claim {}", claim.name), claim.bytes));
+    let asked = run.failure.filter(|failure| !failure.is_claim);
+    let asked = asked.and_then(|failure| trace.asked_at(failure.step));
+    let asked = asked.map(|block| (request_of(trace.frames_of(block)), block.bytes));
+    let held = answer.holders.iter().map(|holder| (who(holder), holder.bytes));
+    let mut all: Vec<(String, u64)> = claims.chain(asked).chain(held).collect();
+    all.sort_by_key(|(_, bytes)| u64::MAX - bytes);
+    let enough: Vec<String> = all
+        .iter()
+        .filter(|(_, bytes)| *bytes >= lack)
+        .take(SHRINKABLE_MAX)
+        .map(|(name, bytes)| format!("{name} ({})", ByteSize(*bytes)))
+        .collect();
+    let lack = ByteSize(lack);
+    Some(if enough.is_empty() {
+        format!("It fits with {lack} less; none of the holders alone has as much.")
+    } else {
+        format!("It fits with {lack} less of one of these: {}.", enough.join(", "))
+    })
+}
+
+fn who(holder: &Holder) -> String {
+    holder.shown.first().map_or_else(|| "blocks without frames".to_owned(), Clone::clone)
+}
+
+fn request_of(frames: &[String]) -> String {
+    let own = crate::frames::of_program(frames).into_iter().next();
+    own.map_or_else(|| "the request itself".to_owned(), |own| format!("the request of {own}"))
+}

@@ -1,0 +1,66 @@
+//! What a load takes beside its allocator, such as graphs or the buffers of a library.
+
+/// A part of the usable memory that no allocator may map.
+///
+/// ```
+/// use poorwill_replay::Claim;
+///
+/// let graphs = Claim { name: "graphs".into(), bytes: 1567 << 20, from_step: 900, to_step: usize::MAX };
+/// assert!(graphs.bytes > 1 << 30);
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claim {
+    /// Its name.
+    pub name: String,
+    /// How much it is.
+    pub bytes: u64,
+    /// The first step that it is made for.
+    pub from_step: usize,
+    /// The first step that it is not made for any more.
+    pub to_step: usize,
+}
+
+impl Claim {
+    /// Whether it is made for a step.
+    pub(crate) const fn is_made_at(&self, step: usize) -> bool {
+        self.from_step <= step && step < self.to_step
+    }
+}
+
+/// Steps where the sum of the claims changes, in their order, with the sum from there on.
+pub(crate) fn sums(claims: &[Claim]) -> Vec<(usize, u64)> {
+    let mut steps: Vec<usize> = claims.iter().flat_map(|claim| [claim.from_step, claim.to_step]).collect();
+    steps.sort_unstable();
+    steps.dedup();
+    let sum = |step: usize| {
+        let made = claims.iter().filter(|claim| claim.is_made_at(step));
+        made.fold(0_u64, |sum, claim| sum.saturating_add(claim.bytes))
+    };
+    steps.into_iter().map(|step| (step, sum(step))).collect()
+}
+
+/// The most that a value after each step and the claims for it have together.
+pub(crate) fn most_with(claims: &[Claim], values: &[u64]) -> u64 {
+    let sums = sums(claims);
+    let (mut next, mut claimed, mut most) = (sums.iter().peekable(), 0, 0);
+    for (step, value) in values.iter().enumerate() {
+        while let Some((_, sum)) = next.next_if(|(from, _)| *from <= step) {
+            claimed = *sum;
+        }
+        most = most.max(value.saturating_add(claimed));
+    }
+    // A claim may begin behind the last step.
+    let after = next.take_while(|(from, _)| *from <= values.len()).last();
+    after.map_or(most, |(_, sum)| most.max(values.last().copied().unwrap_or(0).saturating_add(*sum)))
+}
+
+#[test]
+fn sums_are_of_what_is_made_at_a_step() {
+    let claim = |bytes, from_step, to_step| Claim { name: String::new(), bytes, from_step, to_step };
+    let claims = [claim(10, 2, usize::MAX), claim(5, 1, 3)];
+    assert_eq!(sums(&claims), [(1, 5), (2, 15), (3, 10), (usize::MAX, 0)]);
+    assert_eq!(most_with(&claims, &[100, 90, 80, 70]), 100);
+    assert_eq!(most_with(&claims, &[10, 90, 88, 70]), 103);
+    assert_eq!(most_with(&[claim(7, 4, usize::MAX)], &[1, 1, 1, 9]), 16);
+    assert_eq!(most_with(&[], &[3]), 3);
+}
