@@ -20,6 +20,9 @@ const FAKE: &str = "poorwill_fake_libcuda";
 /// The library to preload, as cargo names it.
 const PRELOAD: &str = "poorwill_preload";
 
+/// The `poorwill` command, as cargo names it.
+const COMMAND: &str = "poorwill";
+
 /// What was built.
 #[derive(Debug)]
 pub(crate) struct Built {
@@ -30,6 +33,8 @@ pub(crate) struct Built {
     pub(crate) preload: PathBuf,
     /// The fake CUDA library.
     pub(crate) fake: PathBuf,
+    /// The `poorwill` command, which cargo builds for its tests.
+    pub(crate) command: PathBuf,
     pub(crate) took: Duration,
 }
 
@@ -60,7 +65,8 @@ pub(crate) fn build() -> Result<Built, Failure> {
     read(&messages, took).ok_or_else(|| Failure::Content {
         path: workspace_root(),
         problem: format!(
-            "cargo built no test program here, or not all shared libraries: {NATIVE}, {PRELOAD} and {FAKE}"
+            "cargo built no test program here, or not the program {COMMAND} and all shared libraries: {NATIVE}, \
+             {PRELOAD} and {FAKE}"
         ),
     })
 }
@@ -68,6 +74,7 @@ pub(crate) fn build() -> Result<Built, Failure> {
 /// Parses cargo's messages; `None` if a program or library is missing.
 fn read(messages: &str, took: Duration) -> Option<Built> {
     let (mut programs, mut native, mut preload, mut fake) = (Vec::new(), None, None, None);
+    let mut command = None;
     for message in messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
         if message["reason"] != "compiler-artifact" {
             continue;
@@ -81,10 +88,12 @@ fn read(messages: &str, took: Duration) -> Option<Built> {
             preload = shared_library(&message);
         } else if target == FAKE {
             fake = shared_library(&message);
+        } else if target == COMMAND && message["target"]["kind"][0] == "bin" {
+            command = message["executable"].as_str().map(PathBuf::from);
         }
     }
-    let (native, preload, fake) = (native?, preload?, fake?);
-    (!programs.is_empty()).then_some(Built { programs, native, preload, fake, took })
+    let (native, preload, fake, command) = (native?, preload?, fake?, command?);
+    (!programs.is_empty()).then_some(Built { programs, native, preload, fake, command, took })
 }
 
 fn program(message: &Value, target: &str) -> Option<Program> {
@@ -113,6 +122,9 @@ mod tests {
     const PROGRAM: &str = r#"{"reason":"compiler-artifact","package_id":"path+file:///p/crates/core#poorwill-core@0.1.0","manifest_path":"/p/crates/core/Cargo.toml","target":{"name":"promises"},"profile":{"test":true},"filenames":["/p/target/debug/deps/promises-1"],"executable":"/p/target/debug/deps/promises-1"}"#;
     const OWN_NAME: &str = r#"{"reason":"compiler-artifact","package_id":"path+file:///p/xtask#0.1.0","manifest_path":"/p/xtask/Cargo.toml","target":{"name":"house"},"profile":{"test":true},"filenames":[],"executable":"/p/t"}"#;
 
+    const COMMAND: &str = r#"{"reason":"compiler-artifact","target":{"name":"poorwill","kind":["bin"]},"profile":{"test":false},"filenames":["/t/poorwill"],"executable":"/t/poorwill"}"#;
+    const LIBRARY: &str = r#"{"reason":"compiler-artifact","target":{"name":"poorwill","kind":["lib"]},"profile":{"test":false},"filenames":["/t/libpoorwill.rlib"],"executable":null}"#;
+
     fn library(name: &str) -> String {
         format!(
             r#"{{"reason":"compiler-artifact","target":{{"name":"{name}"}},"profile":{{"test":false}},"filenames":["/t/lib{name}.rlib","/t/lib{name}.so"],"executable":null}}"#
@@ -127,6 +139,8 @@ mod tests {
             &library(NATIVE),
             &library(PRELOAD),
             &library(FAKE),
+            COMMAND,
+            LIBRARY,
             r#"{"reason":"build-finished"}"#,
         ];
         let built = read(&messages.join("\n"), Duration::ZERO).unwrap();
@@ -138,6 +152,7 @@ mod tests {
         assert_eq!(built.native, Path::new("/t/lib_native.so"));
         assert_eq!(built.preload, Path::new("/t/libpoorwill_preload.so"));
         assert_eq!(built.fake, Path::new("/t/libpoorwill_fake_libcuda.so"));
+        assert_eq!(built.command, Path::new("/t/poorwill"));
     }
 
     #[test]
@@ -145,10 +160,11 @@ mod tests {
         let [native, preload, fake] = [NATIVE, PRELOAD, FAKE].map(library);
         for missing in [
             &[PROGRAM][..],
-            &[&native, &preload, &fake],
-            &[PROGRAM, &preload, &fake],
-            &[PROGRAM, &native, &fake],
-            &[PROGRAM, &native, &preload],
+            &[&native, &preload, &fake, COMMAND],
+            &[PROGRAM, &preload, &fake, COMMAND],
+            &[PROGRAM, &native, &fake, COMMAND],
+            &[PROGRAM, &native, &preload, COMMAND],
+            &[PROGRAM, &native, &preload, &fake, LIBRARY],
         ] {
             assert!(read(&missing.join("\n"), Duration::ZERO).is_none(), "{missing:?}");
         }

@@ -23,8 +23,9 @@ const BY_HAND: &[&str] = &[
     "run `cargo xtask release --dry-run` again, over that commit",
     "git tag --sign v$VERSION && git push origin v$VERSION",
     "cargo publish --workspace --locked; where the registry limits new crates, wait, and `--exclude` those that are there",
-    "upload the wheels of `cargo xtask dist` (x86-64 and aarch64) to the Python index, and the source archive",
-    "publish the release of the tag at the repository's site, with its section of CHANGELOG.md",
+    "upload the wheels (x86-64 and aarch64) and the source archive of `cargo xtask dist` to the Python index",
+    "publish the release of the tag at the repository's site, with its section of CHANGELOG.md, the archives with the \
+     command, which `cargo xtask dist` prints beside each wheel, and their checksums",
     "put the book (`cargo xtask book`) at its address",
     "in fresh environments: pip install poorwill==$VERSION; cargo install --locked poorwill-cli@$VERSION; try both",
     "begin the next version: `version` in Cargo.toml, and `## Unreleased` in CHANGELOG.md",

@@ -11,7 +11,7 @@
 
 use std::collections::BTreeSet;
 
-use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
+use cargo_metadata::{Dependency, DependencyKind, Metadata, MetadataCommand};
 
 /// Which crates of the workspace a crate may depend on, normally and for its build.
 const ARROWS: &[(&str, &[&str])] = &[
@@ -209,11 +209,16 @@ fn workspace() -> Vec<Crate> {
             needs: package
                 .dependencies
                 .iter()
-                .filter(|dependency| is_ours(&dependency.name))
+                .filter(|dependency| is_ours(&dependency.name) && !is_never_linked(dependency))
                 .map(|dependency| (dependency.name.clone(), dependency.kind))
                 .collect(),
         })
         .collect()
+}
+
+/// Whether no target has the dependency: such a one is named for the source archive only.
+fn is_never_linked(dependency: &Dependency) -> bool {
+    dependency.target.as_ref().is_some_and(|target| target.to_string() == "cfg(any())")
 }
 
 fn metadata() -> Metadata {

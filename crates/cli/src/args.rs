@@ -14,6 +14,7 @@ use crate::mock_engine::{self, MockEngineArgs};
 use crate::reference::{self, visible_commands};
 use crate::replay::{self, ReplayArgs};
 use crate::rotate::{self, RotateArgs, with_config_usage};
+use crate::warnings;
 
 /// GPU memory runtime for language-model engines: sleep, wake, and verified bytes.
 #[derive(Debug, Parser)]
@@ -50,6 +51,17 @@ enum Command {
     Reference,
 }
 
+impl Command {
+    /// Whether it is a service, which logs as its configuration says, or reports by itself what a service warns of.
+    fn logs(&self) -> bool {
+        match self {
+            Self::Rotate(args) => args.command.is_none(),
+            Self::Route(_) => true,
+            _ => false,
+        }
+    }
+}
+
 impl CommandLine for Args {
     const PROGRAM: &str = "poorwill";
 
@@ -66,6 +78,9 @@ impl CommandLine for Args {
     }
 
     fn run(self) -> ExitCode {
+        if !self.command.logs() {
+            warnings::show();
+        }
         match self.command {
             Command::Local(command) => command.run(),
             Command::Replay(args) => failure::finish(args.json, replay::run(&args)),

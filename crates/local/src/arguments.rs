@@ -30,11 +30,14 @@ impl BudgetArgs {
         Config::on(device.clone()).within(cap).backing_up_in(host_memory)
     }
 
-    /// A device that the budget names instead of this one.
-    pub(crate) fn other_device(&self, device: &DeviceSpec) -> Option<&str> {
-        let caps = self.budget.as_ref().filter(|caps| caps.of(device).is_none())?;
-        caps.devices().next()
+    pub(crate) fn caps(&self) -> Option<&Caps> {
+        self.budget.as_ref()
     }
+}
+
+/// A device that a budget names instead of this one.
+pub(crate) fn other_device<'a>(caps: Option<&'a Caps>, device: &DeviceSpec) -> Option<&'a str> {
+    caps.filter(|caps| caps.of(device).is_none())?.devices().next()
 }
 
 const HOST_LOAD_BYTES: NonZeroU64 = NonZeroU64::new(1 << 30).unwrap();

@@ -6,6 +6,7 @@ use clap::Subcommand;
 use clap::error::ErrorKind;
 use poorwill::DeviceSpec;
 
+use crate::arguments::other_device;
 use crate::bench::{self, BenchArgs, Benchmark};
 use crate::demo::{self, DemoArgs};
 use crate::doctor::{self, DoctorArgs};
@@ -55,18 +56,20 @@ impl Command {
     /// A budget that names devices, but not the one in use.
     #[must_use]
     pub fn mistake(&self) -> Option<(ErrorKind, String)> {
-        let (budget, device) = match self {
-            Self::Demo(args) => (&args.budget, args.device.clone().unwrap_or(DeviceSpec::host())),
-            Self::Verify(args) => (&args.budget, args.device.clone()),
+        let (caps, device) = match self {
+            Self::Demo(args) => (args.budget.caps(), args.device.clone().unwrap_or(DeviceSpec::host())),
+            Self::Verify(args) => (args.budget.caps(), args.device.clone()),
             Self::Bench(BenchArgs { bench }) => match bench {
-                Benchmark::Churn(args) => (&args.budget, args.device.clone()),
-                Benchmark::Sleep(args) => (&args.budget, args.device.clone()),
-                Benchmark::Offload(args) => (&args.budget, args.device.clone()),
-                Benchmark::Load(args) => (&args.budget, args.device.clone()),
+                Benchmark::Churn(args) => (args.budget.caps(), args.device.clone()),
+                Benchmark::Sleep(args) => (args.budget.caps(), args.device.clone()),
+                Benchmark::Offload(args) => (args.budget.caps(), args.device.clone()),
+                Benchmark::Load(args) => (args.budget.caps(), args.device.clone()),
             },
-            Self::Doctor(_) | Self::Hibernate(_) => return None,
+            // Without a device it examines all.
+            Self::Doctor(args) => (args.budget.as_ref(), args.device.clone()?),
+            Self::Hibernate(_) => return None,
         };
-        let other = budget.other_device(&device)?;
+        let other = other_device(caps, &device)?;
         let message = format!(
             "--budget names {other}, and the device is {}; name that one with --device, or none",
             device.id()

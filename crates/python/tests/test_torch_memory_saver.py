@@ -411,3 +411,16 @@ assert type(saver._impl).__name__ == "Pools"
 @pytest.mark.parametrize("case", CASES)
 def test_a_whole_process(environment: dict[str, str], tmp_path: Path, case: str) -> None:
     run(f"{PROCESS}\n{CASES[case]}\nassert world.terminations == []\n", **environment, TMPDIR=str(tmp_path))
+
+
+def test_a_missing_library_is_named_with_what_builds_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from poorwill.compat.torch_memory_saver import SaverError, configure_subprocess, utils
+
+    monkeypatch.setattr(utils, "__file__", str(tmp_path / "compat/torch_memory_saver/utils.py"))
+    with pytest.raises(SaverError, match=r"pip install \./crates/python") as raised, configure_subprocess():
+        raise AssertionError("it has no library")
+    # It was said of wheels, too.
+    assert "from a wheel" not in str(raised.value)
+    assert str(tmp_path / "compat") in str(raised.value)

@@ -5,6 +5,8 @@
 
 import importlib.metadata
 import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -50,6 +52,16 @@ def main(version: str) -> None:
     plugins[0].load()()
     found = importlib.metadata.entry_points(group="sglang.srt.plugins", name="poorwill")
     expect(len(found) == 1 and callable(next(iter(found)).load()), f"SGLang's loader would find {found}")
+
+    # Both are one program; it ends in the place of the interpreter.
+    for command in ([str(Path(sys.prefix) / "bin/poorwill")], [sys.executable, "-I", "-m", "poorwill"]):
+        for words, wanted in ((["--version"], (0, f"poorwill {version}\n")), (["replay"], (2, ""))):
+            ran = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
+            expect((ran.returncode, ran.stdout) == wanted, f"{[*command, *words]} gives {ran}")
+    from poorwill.compat.torch_memory_saver import configure_subprocess
+
+    with configure_subprocess():
+        expect("hook_mode_preload" in os.environ["LD_PRELOAD"], "processes do not get the library to preload")
 
     opened = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
     gpu = [path for path in opened if "libcuda" in path or "/dev/nvidia" in path]

@@ -1,4 +1,4 @@
-//! What the package's shared libraries require of a system, and what they export, as `readelf` reports.
+//! What the package's shared libraries and its command require of a system, and what they export, as `readelf` reports.
 //!
 //! The rules are narrower than manylinux's, which allows more libraries. Ours may need glibc only, besides Python's
 //! own symbols, which the interpreter provides.
@@ -42,6 +42,9 @@ pub(crate) const PRELOAD_EXPORTS: &[&str] = &[
     "tms_set_interesting_region",
     "tms_set_retain_cpu_backup",
 ];
+
+/// The command exports nothing.
+pub(crate) const COMMAND_EXPORTS: &[&str] = &[];
 
 /// Parts of glibc 2.28, which later versions still have.
 const LIBRARIES: [&str; 7] = [

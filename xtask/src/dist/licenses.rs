@@ -1,5 +1,5 @@
-//! `cargo xtask licenses`: the licences of all that is linked into the package's library, in one file that every
-//! wheel contains.
+//! `cargo xtask licenses`: the licences of all that is linked into the package's libraries and its command, in one
+//! file that every wheel contains.
 //!
 //! For each crate it has the text of one licence that applies, by our preference, and its notices. A crate without a
 //! listed licence, or without its text, is a failure. Versions are left out, so the file changes only when a text
@@ -15,11 +15,15 @@ use crate::steps::{Failure, Step, say, workspace_root};
 /// The file. Maturin includes it because of its name.
 pub(crate) const FILE: &str = "crates/python/LICENSE-THIRD-PARTY";
 
+/// The crates of the files that a wheel holds: its module, the library to preload, and the command.
+const PACKAGES: [&str; 3] = ["poorwill-python", "poorwill-preload", "poorwill-cli"];
+
 /// The accepted licences, preferred first: a phrase of their texts, and names of their files.
-const TAKEN: [Licence; 4] = [
+const TAKEN: [Licence; 5] = [
     Licence { name: "MIT", says: "Permission is hereby granted, free of charge", file: "MIT" },
     Licence { name: "ISC", says: "Permission to use, copy, modify, and/or distribute", file: "ISC" },
     Licence { name: "Zlib", says: "This software is provided 'as-is'", file: "ZLIB" },
+    Licence { name: "BSD-3-Clause", says: "Redistribution and use in source and binary forms", file: "BSD" },
     Licence { name: "Apache-2.0", says: "Apache License", file: "APACHE" },
 ];
 
@@ -113,13 +117,14 @@ fn kind_of(place: usize) -> &'static str {
     TAKEN.get(place).map_or("notice", |licence| licence.name)
 }
 
-/// All that cargo links into the library for any architecture, except our own crates.
+/// All that cargo links into what a wheel holds for any architecture, except our own crates.
 fn linked() -> Result<Vec<Linked>, Failure> {
     let targets = ARCHITECTURES.map(|architecture| format!("{architecture}-unknown-linux-gnu"));
-    let tree = ["tree", "--locked", "--package", "poorwill-python", "--prefix", "none"];
+    let tree = ["tree", "--locked", "--prefix", "none"].into_iter();
+    let tree = tree.chain(PACKAGES.iter().flat_map(|package| ["--package", package]));
     let which = ["--edges", "normal,no-proc-macro", "--format", "{p}|{l}"];
     let targets = targets.iter().flat_map(|target| ["--target", target]);
-    let output = Step::cargo(tree.into_iter().chain(which).chain(targets)).output()?;
+    let output = Step::cargo(tree.chain(which).chain(targets)).output()?;
     let folders = folders()?;
     let mut found = BTreeMap::new();
     for line in output.lines() {
@@ -230,7 +235,7 @@ fn assembled(all: &[Linked]) -> Result<String, String> {
             by_text.entry((place, text)).or_default().push(&linked.name);
         }
     }
-    let mut file = "Poorwill's library holds the following software of others.\n".to_owned();
+    let mut file = "Poorwill's libraries and its command hold the following software of others.\n".to_owned();
     for ((place, text), mut names) in by_text {
         names.sort_unstable();
         names.dedup();
@@ -239,32 +244,35 @@ fn assembled(all: &[Linked]) -> Result<String, String> {
     Ok(file)
 }
 
-/// The texts for a crate: one licence and all notices, each with its index.
+/// The texts for a crate: one licence of each choice, and all notices, each with its index.
 fn chosen(linked: &Linked) -> Result<Vec<(usize, String)>, String> {
+    let is_notice = |file: &str| file.starts_with("COPYRIGHT") || file.starts_with("NOTICE");
+    let notices = linked.texts.iter().filter(|(file, _)| is_notice(file));
+    let mut texts: Vec<_> = notices.map(|(_, text)| (TAKEN.len(), tidied(text))).collect();
+    for choice in linked.expression.split(" AND ") {
+        texts.push(one_of(choice.trim_matches(['(', ')']), linked)?);
+    }
+    Ok(texts)
+}
+
+/// The text of the preferred licence of a choice, as in `MIT OR Apache-2.0`, with its index.
+fn one_of(choice: &str, linked: &Linked) -> Result<(usize, String), String> {
     let Linked { name, expression, texts } = linked;
-    let choices: Vec<&str> =
-        expression.split(['/']).flat_map(|part| part.split(" OR ")).map(str::trim).collect();
-    let allowed = TAKEN.iter().enumerate().filter(|(_, licence)| choices.contains(&licence.name));
+    let names: Vec<&str> = choice.split('/').flat_map(|part| part.split(" OR ")).map(str::trim).collect();
     let mut is_any_allowed = false;
-    let mut found = None;
-    for (place, licence) in allowed {
+    for (place, licence) in TAKEN.iter().enumerate().filter(|(_, licence)| names.contains(&licence.name)) {
         is_any_allowed = true;
         let says = |text: &&String| text.contains(licence.says);
         let named =
             texts.iter().filter(|(file, _)| file.contains(licence.file)).map(|(_, text)| text).find(says);
-        let text = named.or_else(|| texts.values().find(says));
-        if found.is_none() {
-            found = text.map(|text| (place, tidied(text)));
+        if let Some(text) = named.or_else(|| texts.values().find(says)) {
+            return Ok((place, tidied(text)));
         }
     }
-    match found {
-        Some(text) => {
-            let is_notice = |file: &str| file.starts_with("COPYRIGHT") || file.starts_with("NOTICE");
-            let notices = texts.iter().filter(|(file, _)| is_notice(file));
-            Ok(notices.map(|(_, text)| (TAKEN.len(), tidied(text))).chain([text]).collect())
-        }
-        None if is_any_allowed => Err(format!("{name} says {expression} and has no text of it")),
-        None => Err(format!("{name} has the licence `{expression}`, which is not one that is taken")),
+    if is_any_allowed {
+        Err(format!("{name} says {expression} and has no text of it"))
+    } else {
+        Err(format!("{name} has the licence `{expression}`, which is not one that is taken"))
     }
 }
 
@@ -298,6 +306,16 @@ mod tests {
         }
         let file = assembled(&[a_crate("Apache-2.0", &texts)]).unwrap();
         assert!(file.contains("ada: Apache-2.0\n\nApache License\n"), "{file}");
+    }
+
+    #[test]
+    fn licences_that_hold_together_all_stand_there() {
+        let isc = "Permission to use, copy, modify, and/or distribute\n";
+        let texts = [("LICENSE-APACHE", "Apache License\n"), ("LICENSE-OTHER", isc)];
+        let file = assembled(&[a_crate("Apache-2.0 AND (ISC OR GPL-3.0-only)", &texts)]).unwrap();
+        assert!(file.contains("ada: Apache-2.0\n") && file.contains("ada: ISC\n"), "{file}");
+        let problem = assembled(&[a_crate("Apache-2.0 AND ISC", &texts[..1])]).unwrap_err();
+        assert!(problem.contains("has no text of it"), "{problem}");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! `cargo xtask dist`: the Python package's wheels, as they are released.
+//! `cargo xtask dist`: the Python package's wheels, as they are released, with an archive of the same command for each,
+//! and the archive of the package's sources.
 //!
 //! Each is a release build for CPython's stable ABI on manylinux_2_28. The building machine is usually newer, and a
 //! library linked against its glibc does not run on older ones. So zig links, which knows the symbols of every glibc.
@@ -8,6 +9,7 @@
 //! built where the compiler has the target, and only its library is checked. A wheel is moved to `dist`, in cargo's
 //! target folder, only after all of its checks have passed. (`wheels` is the folder of pip's builds.)
 
+mod archive;
 mod installed;
 mod library;
 pub(crate) mod licenses;
@@ -18,13 +20,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use self::archive::Printed;
 use self::library::Glibc;
 use self::licenses::ARCHITECTURES;
 use self::wheel::Wheel;
 pub(crate) use self::wheel::cargo_home;
 use crate::python::environment::{Environment, Tools, Unready};
 use crate::python::interpreter::{self, Interpreter};
-use crate::steps::{Failure, say};
+use crate::steps::{Failure, note, say};
 use crate::toolchain::{is_installed, not_installed};
 
 /// The tools that build a wheel.
@@ -40,7 +43,7 @@ pub(crate) fn run() -> Result<Option<String>, Failure> {
     match dist() {
         Ok(made) => {
             say(&summary(start.elapsed(), &made.left_out));
-            for path in made.wheels {
+            for path in made.files {
                 say(&path.display().to_string());
             }
             Ok(None)
@@ -49,10 +52,10 @@ pub(crate) fn run() -> Result<Option<String>, Failure> {
     }
 }
 
-/// The result of the wheels.
+/// The wheels and archives.
 #[derive(Debug, Default)]
 struct Made {
-    wheels: Vec<PathBuf>,
+    files: Vec<PathBuf>,
     left_out: Vec<String>,
 }
 
@@ -62,7 +65,8 @@ fn dist() -> Result<Made, Unready> {
     let folder = environment.beside("dist");
     wheel::make_empty(&folder).map_err(Unready::Failed)?;
     let mut made = Made::default();
-    for architecture in ARCHITECTURES {
+    let mut printed = None;
+    for architecture in ours_first() {
         let wheel = Wheel { architecture };
         if !is_installed(&wheel.target()).map_err(Unready::Failed)? {
             made.left_out.push(format!("no wheel for {architecture}: {}", not_installed(&wheel.target())));
@@ -73,9 +77,21 @@ fn dist() -> Result<Made, Unready> {
             made.left_out
                 .push(format!("the wheel for {architecture} was not installed: this is an {ARCH} machine"));
         }
-        made.wheels.push(hand_out(wheel, &environment, interpreters, &folder).map_err(Unready::Failed)?);
+        let files = hand_out(wheel, &environment, interpreters, (&folder, &mut printed));
+        made.files.extend(files.map_err(Unready::Failed)?);
     }
-    if made.wheels.is_empty() { Err(Unready::Missing { what: made.left_out.join("; ") }) } else { Ok(made) }
+    if made.files.is_empty() {
+        return Err(Unready::Missing { what: made.left_out.join("; ") });
+    }
+    made.files.push(archive::pack_sources(&environment, &folder).map_err(Unready::Failed)?);
+    Ok(made)
+}
+
+/// The architectures, this machine's first: its command prints what each archive has.
+fn ours_first() -> Vec<&'static str> {
+    let mut architectures = ARCHITECTURES.to_vec();
+    architectures.sort_by_key(|architecture| *architecture != ARCH);
+    architectures
 }
 
 /// The environment that builds wheels, and the interpreters to install them under.
@@ -91,21 +107,33 @@ fn ready() -> Result<(Environment, Vec<Interpreter>), Unready> {
     }
 }
 
-/// Builds a wheel, checks it, and moves it into the folder.
+/// Builds a wheel, checks it, and moves it into the folder, with the archive of its command.
 fn hand_out(
     wheel: Wheel,
     environment: &Environment,
     interpreters: &[Interpreter],
-    folder: &Path,
-) -> Result<PathBuf, Failure> {
+    (folder, printed): (&Path, &mut Option<Printed>),
+) -> Result<Vec<PathBuf>, Failure> {
     let built = wheel.build(environment)?;
     let glibc = built.check()?;
     installed::check(&built.path, interpreters)?;
+    let work = environment.beside("dist-build").join(wheel.architecture);
+    let program = wheel.program()?;
+    if wheel.architecture == ARCH {
+        *printed = Some(Printed::by(&program, &environment.beside("dist-build"))?);
+    }
+    let mut files = Vec::new();
+    match printed {
+        Some(printed) => files.push(archive::pack(&wheel.target(), &program, printed, [&work, folder])?),
+        None => {
+            note(&format!("!!! no archive for {}: its pages need a wheel for {ARCH}", wheel.architecture))
+        }
+    }
     let size_kib = built.size_bytes()?.div_ceil(1024);
-    let path = built.hand_out(folder)?;
+    files.insert(0, built.hand_out(folder)?);
     let versions: Vec<&str> = interpreters.iter().map(|interpreter| interpreter.version.as_str()).collect();
     say(&about(wheel, size_kib, &glibc, &versions));
-    Ok(path)
+    Ok(files)
 }
 
 fn about(wheel: Wheel, size_kib: u64, glibc: &Glibc, versions: &[&str]) -> String {

@@ -5,12 +5,11 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::library::{Glibc, Library, MODULE_EXPORTS, OLDEST_GLIBC, PRELOAD_EXPORTS};
+use super::library::{COMMAND_EXPORTS, Glibc, Library, MODULE_EXPORTS, OLDEST_GLIBC, PRELOAD_EXPORTS};
 use super::licenses;
 use crate::python::environment::Environment;
 use crate::python::interpreter::oldest;
-use crate::python::package::PRELOAD_FILE;
-use crate::python::package::{PACKAGE, SOURCES};
+use crate::python::package::{PACKAGE, PRELOAD_FILE, PROGRAM, SOURCES};
 use crate::steps::{Failure, Step, workspace_root};
 use crate::toolchain::target_folder;
 
@@ -20,8 +19,17 @@ pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 const NAME: &str = "poorwill";
 const LIBRARY: &str = "poorwill/_native.abi3.so";
 
-/// The crate of the library to preload, and what cargo makes of it.
-const PRELOAD: [&str; 2] = ["poorwill-preload", "libpoorwill_preload.so"];
+/// The largest wheel, as people fetch it.
+const SIZE_MAX_BYTES: u64 = 12_000_000;
+
+/// What maturin packs beside the module, by the names of cargo's files.
+const PRELOAD: &str = "libpoorwill_preload.so";
+
+/// Cargo's profile of all that a wheel holds.
+const PROFILE: &str = "wheel";
+
+/// The build of both.
+const PACKED: [&str; 6] = ["--package", "poorwill-cli", "--bin", PROGRAM, "--package", "poorwill-preload"];
 
 /// Replaces the path of cargo's sources in the library, which differs between machines.
 const CARGO_HOME: &str = "/cargo";
@@ -61,43 +69,57 @@ impl Wheel {
         format!("{NAME}-{VERSION}-{}.whl", self.tag())
     }
 
-    /// Builds it in release, optimised and stripped. Maturin refuses a library that does not fit the tag.
+    /// Builds it small and stripped. Maturin refuses a library that does not fit the tag.
     pub(crate) fn build(self, environment: &Environment) -> Result<BuiltWheel, Failure> {
         let folder = environment.beside("dist-build").join(self.architecture);
         make_empty(&folder)?;
-        let packed = self.build_preload(environment)?;
+        let packed = self.build_packed(environment)?;
         let built = self.build_package(environment, &folder);
-        // A later build in the tree must not pack one for another architecture.
-        let removed = fs::remove_file(&packed).map_err(|cause| Failure::File { path: packed, cause });
-        let built = built?;
-        removed.map(|()| built)
+        // A later build in the tree must not pack those for another architecture.
+        for path in packed {
+            fs::remove_file(&path).map_err(|cause| Failure::File { path, cause })?;
+        }
+        built
     }
 
-    /// Builds the library to preload where maturin packs it from, and returns its path.
-    fn build_preload(self, environment: &Environment) -> Result<PathBuf, Failure> {
-        let [package, library] = PRELOAD;
+    /// Builds the command and the library to preload where maturin packs them from, and returns their paths.
+    fn build_packed(self, environment: &Environment) -> Result<Vec<PathBuf>, Failure> {
         let [major, minor] = OLDEST_GLIBC;
         let target = format!("{}.{major}.{minor}", self.target());
         let zigbuild = environment.folder().join("bin/cargo-zigbuild");
-        let arguments = ["rustc", "--release", "--locked", "--lib", "--crate-type", "cdylib"].into_iter();
-        let chosen = ["--package", package, "--target", &target, "--", "-C", "strip=symbols"];
-        linked_by_zig(Step::program(zigbuild.as_os_str(), arguments.chain(chosen)), environment)
+        let arguments = ["build", "--profile", PROFILE, "--locked", "--lib", "--target", &target].into_iter();
+        linked_by_zig(Step::program(zigbuild.as_os_str(), arguments.chain(PACKED)), environment)
             .in_environment(environment.folder())
             .run()?;
-        let made = target_folder()?.join(self.target()).join("release").join(library);
-        let packed = workspace_root().join(SOURCES).join(PRELOAD_FILE);
-        let folder = packed.parent().map_or(Ok(()), fs::create_dir_all);
-        match folder.and_then(|()| fs::copy(&made, &packed)) {
-            Ok(_) => Ok(packed),
-            Err(cause) => Err(Failure::File { path: made, cause }),
+        let made = self.made()?;
+        let mut packed = Vec::new();
+        for (name, place) in [(PROGRAM, packed_program()), (PRELOAD, Path::new(SOURCES).join(PRELOAD_FILE))] {
+            let (made, place) = (made.join(name), workspace_root().join(place));
+            let folder = place.parent().map_or(Ok(()), fs::create_dir_all);
+            folder
+                .and_then(|()| fs::copy(&made, &place))
+                .map_err(|cause| Failure::File { path: made, cause })?;
+            packed.push(place);
         }
+        Ok(packed)
+    }
+
+    /// Where cargo leaves what it made.
+    fn made(self) -> Result<PathBuf, Failure> {
+        Ok(target_folder()?.join(self.target()).join(PROFILE))
+    }
+
+    /// The command as it was built. Unpacked from the wheel it would not be executable.
+    pub(crate) fn program(self) -> Result<PathBuf, Failure> {
+        self.made().map(|folder| folder.join(PROGRAM))
     }
 
     fn build_package(self, environment: &Environment, folder: &Path) -> Result<BuiltWheel, Failure> {
         let (manifest, target, platform) =
             (format!("{PACKAGE}/Cargo.toml"), self.target(), Wheel::platform());
-        let arguments = ["-m", "maturin", "build", "--release", "--locked", "--zig", "--auditwheel", "check"];
-        let chosen = ["--compatibility", &platform, "--target", &target, "--manifest-path", &manifest];
+        let arguments = ["-m", "maturin", "build", "--profile", PROFILE, "--locked", "--zig", "--auditwheel"];
+        let chosen =
+            ["check", "--compatibility", &platform, "--target", &target, "--manifest-path", &manifest];
         let arguments = arguments.into_iter().chain(chosen).chain(["--out"]).map(OsStr::new);
         linked_by_zig(environment.python(arguments.chain([folder.as_os_str()])), environment).run()?;
         let path = folder.join(self.file_name());
@@ -113,8 +135,11 @@ impl Wheel {
 }
 
 impl BuiltWheel {
-    /// Checks its tag, its metadata and its libraries. Returns the oldest glibc that it runs with.
+    /// Checks its size, its tag, its metadata and its libraries. Returns the oldest glibc that it runs with.
     pub(crate) fn check(&self) -> Result<Glibc, Failure> {
+        if let Some(problem) = too_large(self.size_bytes()?) {
+            return Err(Failure::Content { path: self.path.clone(), problem });
+        }
         self.check_metadata()?;
         let about = self.unpacked.join(format!("{NAME}-{VERSION}.dist-info/WHEEL"));
         let text =
@@ -155,11 +180,12 @@ impl BuiltWheel {
         Ok(())
     }
 
-    /// Checks both libraries.
+    /// Checks both libraries and the command.
     fn check_libraries(&self) -> Result<Glibc, Failure> {
         let module = self.check_library(LIBRARY, MODULE_EXPORTS)?;
         let preload = self.check_library(&preload_library(), PRELOAD_EXPORTS)?;
-        Ok(module.max(preload))
+        let command = self.check_library(&program_in_wheel(), COMMAND_EXPORTS)?;
+        Ok(module.max(preload).max(command))
     }
 
     fn check_library(&self, library: &str, exports: &[&str]) -> Result<Glibc, Failure> {
@@ -190,6 +216,12 @@ impl BuiltWheel {
     }
 }
 
+fn too_large(size_bytes: u64) -> Option<String> {
+    (size_bytes > SIZE_MAX_BYTES).then(|| {
+        format!("it has {size_bytes} bytes, and may have {SIZE_MAX_BYTES}: see what the command links")
+    })
+}
+
 /// The tags in a wheel's WHEEL file.
 fn tags(about: &str) -> Vec<String> {
     about.lines().filter_map(|line| line.strip_prefix("Tag:")).map(|tag| tag.trim().to_owned()).collect()
@@ -212,6 +244,15 @@ fn lacking(metadata: &str, readme: &str) -> Option<String> {
 fn belongs(path: &str) -> bool {
     let is_python = path.ends_with(".py") || path.ends_with(".pyi") || path.ends_with("/py.typed");
     path == LIBRARY || path == preload_library() || is_python
+}
+
+/// Where maturin finds the command: the package's data, of which it installs these as programs.
+fn packed_program() -> PathBuf {
+    Path::new(PACKAGE).join("data/scripts").join(PROGRAM)
+}
+
+fn program_in_wheel() -> String {
+    format!("{NAME}-{VERSION}.data/scripts/{PROGRAM}")
 }
 
 fn preload_library() -> String {
@@ -281,6 +322,27 @@ mod tests {
         assert_eq!(wheel.tag(), "cp310-abi3-manylinux_2_28_x86_64");
         assert_eq!(wheel.file_name(), format!("poorwill-{VERSION}-{}.whl", wheel.tag()));
         assert_eq!(wheel.target(), "x86_64-unknown-linux-gnu");
+    }
+
+    #[test]
+    fn a_large_wheel_is_refused() {
+        assert_eq!(too_large(SIZE_MAX_BYTES), None);
+        let problem = too_large(SIZE_MAX_BYTES + 1).unwrap();
+        assert!(problem.starts_with("it has 12000001 bytes, and may have 12000000"), "{problem}");
+    }
+
+    #[test]
+    fn the_backend_packs_the_same_files_at_the_same_places() {
+        let backend = workspace_root().join(PACKAGE).join("backend/poorwill_backend.py");
+        let text = fs::read_to_string(backend).unwrap();
+        let below = |path: PathBuf| path.strip_prefix(PACKAGE).unwrap().display().to_string();
+        for place in [below(packed_program()), below(Path::new(SOURCES).join(PRELOAD_FILE))] {
+            assert!(text.contains(&format!("Path(\"{place}\")")), "{place}");
+        }
+        let pairs = PACKED.chunks(2).map(|pair| format!("\"{}\"", pair.join("\", \"")));
+        for pair in pairs {
+            assert!(text.contains(&pair), "{pair}");
+        }
     }
 
     #[test]

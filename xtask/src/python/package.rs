@@ -22,6 +22,9 @@ const NATIVE_FILE: &str = "_native.abi3.so";
 /// The library to preload, in the package. Its users look for this name.
 pub(crate) const PRELOAD_FILE: &str = "compat/torch_memory_saver_hook_mode_preload.abi3.so";
 
+/// The package's program, in an environment's `bin` and in the data that maturin packs.
+pub(crate) const PROGRAM: &str = "poorwill";
+
 /// Installs the package into the environment, replacing another.
 pub(crate) fn install(venv: &Venv, built: &Built) -> Result<(), Failure> {
     let packages = site_packages(venv)?;
@@ -37,6 +40,10 @@ pub(crate) fn install(venv: &Venv, built: &Built) -> Result<(), Failure> {
         let made = file.parent().map_or(Ok(()), fs::create_dir_all);
         made.and_then(|()| fs::copy(library, &file)).map_err(at(library))?;
     }
+    let program = venv.folder().join("bin").join(PROGRAM);
+    // What runs yet keeps the file that it has.
+    let removed = if program.exists() { fs::remove_file(&program) } else { Ok(()) };
+    removed.and_then(|()| fs::copy(&built.command, &program)).map_err(at(&built.command))?;
     let metadata = ["-m", "maturin", "pep517", "write-dist-info", "--metadata-directory"].map(Into::into);
     let metadata = metadata.into_iter().chain([packages.into_os_string()]);
     venv.python(metadata).within(&workspace_root().join(PACKAGE)).run().map(drop)

@@ -7,6 +7,8 @@ use std::path::Path;
 use std::process::{Child, Command};
 use std::time::Duration;
 
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+
 use poorwill::hibernation::{HibernateRequest, Hibernator, HibernatorOptions, Processes};
 
 use crate::support::{Folder, command, run};
@@ -102,6 +104,25 @@ fn the_system_sees_its_memory_come_and_go() {
             }
         }
     }
+}
+
+#[test]
+fn what_a_library_warns_of_reaches_standard_error() {
+    let mut mock = MockEngine::start(&[]);
+    // By then it has opened all that it needs.
+    assert!(mock.ask("GET", "/health", "").starts_with("HTTP/1.1 200 "));
+    let pid = Pid::from_child(&mock.child);
+    let open = fs::read_dir(format!("/proc/{}/fd", mock.child.id())).unwrap().count();
+    // It has what this process has.
+    let before = getrlimit(Resource::Nofile);
+    let none_more = Rlimit { current: Some(u64::try_from(open).unwrap()), ..before };
+    prlimit(Some(pid), Resource::Nofile, none_more).unwrap();
+    // More than it may still close.
+    let _waiting: Vec<_> = (0..8).map(|_| TcpStream::connect(&mock.address).unwrap()).collect();
+    let mut lines = BufReader::new(mock.child.stderr.take().unwrap()).lines();
+    let line = lines.next().unwrap().unwrap();
+    assert!(line.trim_start().starts_with("WARN cannot accept a connection; retrying"), "{line}");
+    assert!(line.contains("Too many open files"), "{line}");
 }
 
 /// Of the processes in this folder.

@@ -4,6 +4,7 @@ mod args;
 mod show;
 
 use std::num::NonZeroU64;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use poorwill::checkpoint::Checkpoint;
@@ -18,9 +19,17 @@ pub(crate) use self::show::text;
 use crate::failure::{CommandOutput, Failure};
 use crate::hibernate::OwnHelper;
 use crate::progress::Steps;
+use crate::text::count;
 
 pub(crate) fn run(args: &VerifyArgs) -> Result<VerifyReport, Failure> {
     let checkpoint = Checkpoint::open(&args.checkpoints)?;
+    if checkpoint.tensors().is_empty() {
+        let files = count(checkpoint.files().len(), "file");
+        return Err(Failure::new(format!(
+            "there is nothing to verify: no tensor in {files}, {}; name the files or folders of a model",
+            named(&args.checkpoints)
+        )));
+    }
     let config = args.budget.config(&args.device).limited_to(args.limit.map(|limit| limit.0));
     let plan = VerifyPlan {
         device: args.device.clone(),
@@ -33,6 +42,11 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<VerifyReport, Failure> {
         return hibernating(config, &checkpoint, &plan);
     }
     verify(&Arena::open(config)?, &checkpoint, &plan)
+}
+
+fn named(paths: &[PathBuf]) -> String {
+    let names: Vec<String> = paths.iter().map(|path| format!("{path:?}")).collect();
+    names.join(", ")
 }
 
 fn hibernating(config: Config, checkpoint: &Checkpoint, plan: &VerifyPlan) -> Result<VerifyReport, Failure> {

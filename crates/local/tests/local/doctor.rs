@@ -210,7 +210,9 @@ fn a_device_that_is_not_here_and_claims_that_are_none() {
         assert!(ran.stderr.contains(args[0]) && ran.stderr.contains(args[1]), "{ran:?}");
     }
     let ran = run(&folder, &["doctor", "--device", "host", "--budget", "cuda:7=0.5", "--json"]);
-    let warned = ran.json()["warnings"].to_string();
-    assert!(warned.contains("the budget names cuda:7"), "{warned}");
-    ran.succeeded();
+    assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "{ran:?}");
+    assert!(ran.stderr.contains("--budget names cuda:7, and the device is host"), "{ran:?}");
+    let ran = run(&folder, &["doctor", "--budget", "cuda:99=20GiB", "--json"]);
+    let message = ran.failed(&["there is no cuda:99 here", "the budget names it, and the GPUs are"]);
+    assert_eq!(ran.json(), serde_json::json!({ "error": message }));
 }

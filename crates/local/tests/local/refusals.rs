@@ -93,6 +93,18 @@ fn paths_without_a_checkpoint() {
 }
 
 #[test]
+fn files_without_a_tensor() {
+    let folder = Folder::new();
+    for name in ["a.safetensors", "b.safetensors"] {
+        folder.write(name, file("{}", b""));
+    }
+    refused(&folder, &["a.safetensors"], &["nothing to verify", "no tensor in 1 file, \"a.safetensors\""]);
+    refused(&folder, &["a.safetensors", "b.safetensors"], &["no tensor in 2 files", "b.safetensors"]);
+    folder.write_tensor("c.safetensors", "w", 10);
+    run(&folder, &["verify", "a.safetensors", "c.safetensors"]).succeeded();
+}
+
+#[test]
 fn indexes_that_cannot_be_followed() {
     let folder = Folder::new();
     folder.write_tensor("a.safetensors", "a", 10);

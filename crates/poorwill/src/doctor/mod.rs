@@ -29,10 +29,11 @@ pub use self::engine::EngineAdvice;
 pub use self::hibernation::HibernationReport;
 pub use self::host::HostReport;
 pub use self::plan::Plan;
+use crate::budget::Caps;
 use crate::device::DeviceSpec;
 use crate::open::Device;
 
-/// The named device does not exist here.
+/// The named device does not exist here, or one that the budget names.
 ///
 /// ```
 /// use poorwill::DeviceSpec;
@@ -90,7 +91,7 @@ impl DoctorReport {
 /// Examines this computer; refused claims are in the report.
 ///
 /// # Errors
-/// When the named device does not exist here.
+/// When the named device does not exist here, or when all are examined and the budget names another.
 pub fn examine(plan: &Plan) -> Result<DoctorReport, NoSuchDevice> {
     let host = HostReport::examine();
     let mut warnings = host.warnings();
@@ -108,6 +109,12 @@ pub fn examine(plan: &Plan) -> Result<DoctorReport, NoSuchDevice> {
     {
         return Err(NoSuchDevice { device: device.clone(), reasons: gpu_warnings });
     }
+    if plan.device.is_none()
+        && let Some(device) = unknown(&plan.caps, &devices)
+    {
+        let named = format!("the budget names it, and the GPUs are {}", ids(&devices));
+        return Err(NoSuchDevice { device, reasons: [vec![named], gpu_warnings].concat() });
+    }
     warnings.extend(gpu_warnings);
     let claims = if devices.is_empty() { &plan.claims[..] } else { &[] };
     devices.push(host_device(&spec, plan.caps.of(&spec), claims, &mut warnings));
@@ -117,6 +124,18 @@ pub fn examine(plan: &Plan) -> Result<DoctorReport, NoSuchDevice> {
     let only_host = matches!(plan.device, Some(DeviceSpec::Host { .. }));
     let hibernation = (!only_host).then(HibernationReport::examine);
     Ok(DoctorReport { host, devices, hibernation, warnings })
+}
+
+/// A GPU that a budget names, and that is not among these.
+fn unknown(caps: &Caps, gpus: &[DeviceReport]) -> Option<DeviceSpec> {
+    let mut named = caps.devices().filter_map(|named| named.parse::<DeviceSpec>().ok());
+    named
+        .find(|named| matches!(named, DeviceSpec::Cuda { .. }) && gpus.iter().all(|gpu| gpu.id != named.id()))
+}
+
+fn ids(gpus: &[DeviceReport]) -> String {
+    let ids: Vec<&str> = gpus.iter().map(|gpu| gpu.id.as_str()).collect();
+    if ids.is_empty() { "none".to_owned() } else { ids.join(", ") }
 }
 
 fn host_device(

@@ -23,7 +23,10 @@ def get_binary_path_from_package(stem: str) -> Path:
     folder = Path(__file__).parents[1]
     found = sorted(folder.glob(f"{stem}*.so"))
     if not found:
-        raise SaverError(f"there is no {stem}*.so in {folder}: install Poorwill from a wheel, which has it")
+        raise SaverError(
+            f"there is no {stem}*.so in {folder}: `maturin` alone leaves it out, and pip builds it; install "
+            "again, from the sources with `pip install ./crates/python`"
+        )
     return found[0]
 
 
