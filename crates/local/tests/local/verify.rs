@@ -162,15 +162,13 @@ fn tensors_of_every_size_from_nothing_on() {
 #[test]
 fn a_checkpoint_without_a_byte_is_verified() {
     let folder = Folder::new();
-    folder.write("no tensors.safetensors", file("{}", b""));
-    folder.write("no bytes.safetensors", file(&format!("{{{}}}", entry("none", "[0]", 0, 0)), b""));
-    for path in ["no tensors.safetensors", "no bytes.safetensors"] {
-        let ran = run(&folder, &["verify", path, "--json"]);
-        let report = ran.json();
-        assert_eq!((&report["verified"], &report["bytes"]), (&true.into(), &0.into()));
-        ran.succeeded();
-        run(&folder, &["verify", path]).succeeded();
-    }
+    let path = "no bytes.safetensors";
+    folder.write(path, file(&format!("{{{}}}", entry("none", "[0]", 0, 0)), b""));
+    let ran = run(&folder, &["verify", path, "--json"]);
+    let report = ran.json();
+    assert_eq!((&report["verified"], &report["bytes"]), (&true.into(), &0.into()));
+    ran.succeeded();
+    run(&folder, &["verify", path]).succeeded();
 }
 
 #[test]

@@ -94,7 +94,7 @@ impl Model {
     /// How often its engine has injected this fault.
     pub(crate) fn injected(&self, fault: &str) -> u64 {
         let answer = http::ask(self.port, "GET", "/metrics", &[], "").unwrap();
-        let line = answer.body.lines().find(|line| line.contains(&format!("lie=\"{fault}\""))).unwrap();
+        let line = answer.body.lines().find(|line| line.contains(&format!("fault=\"{fault}\""))).unwrap();
         line.rsplit(' ').next().unwrap().parse().unwrap()
     }
 
