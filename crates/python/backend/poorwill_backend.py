@@ -106,7 +106,11 @@ def artifacts(messages: str) -> dict[Path, Path]:
 
 @contextmanager
 def packed(files: dict[Path, Path], leaving: list[Path]) -> Iterator[None]:
-    """Copies the files to where maturin finds them, and removes those of `leaving` at the end."""
+    """Copies the files to where maturin finds them. At the end those of `leaving` are as they were.
+
+    An editable installation has its library to preload there.
+    """
+    before = {place: place.read_bytes() for place in leaving if place != COMMAND and place.is_file()}
     try:
         for place, file in files.items():
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -115,3 +119,5 @@ def packed(files: dict[Path, Path], leaving: list[Path]) -> Iterator[None]:
     finally:
         for place in leaving:
             place.unlink(missing_ok=True)
+        for place, library in before.items():
+            place.write_bytes(library)

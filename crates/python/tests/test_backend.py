@@ -95,7 +95,10 @@ def test_an_editable_installation_keeps_the_library(
     backend.build_editable("out")
     assert seen == [[str(backend.COMMAND), str(backend.PRELOAD)]]
     assert not backend.COMMAND.exists()
-    assert backend.PRELOAD.exists()
+    library = backend.PRELOAD.read_text()
+    backend.PRELOAD.write_text("of this installation")
+    backend.build_wheel("out")
+    assert library == "of a test" and backend.PRELOAD.read_text() == "of this installation"
 
 
 def test_a_failed_build_packs_nothing(

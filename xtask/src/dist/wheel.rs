@@ -73,17 +73,25 @@ impl Wheel {
     pub(crate) fn build(self, environment: &Environment) -> Result<BuiltWheel, Failure> {
         let folder = environment.beside("dist-build").join(self.architecture);
         make_empty(&folder)?;
-        let packed = self.build_packed(environment)?;
-        let built = self.build_package(environment, &folder);
-        // A later build in the tree must not pack those for another architecture.
-        for path in packed {
-            fs::remove_file(&path).map_err(|cause| Failure::File { path, cause })?;
+        // A later build in the tree must not pack those for another architecture. An editable installation has its own.
+        let before = packed().map(|(name, place)| {
+            let library = (name == PRELOAD).then(|| fs::read(&place).ok()).flatten();
+            (library, place)
+        });
+        let built = self.build_packed(environment).and_then(|()| self.build_package(environment, &folder));
+        for (bytes, path) in before {
+            let put_back = match bytes {
+                Some(bytes) => fs::write(&path, bytes),
+                None if path.exists() => fs::remove_file(&path),
+                None => Ok(()),
+            };
+            put_back.map_err(|cause| Failure::File { path, cause })?;
         }
         built
     }
 
-    /// Builds the command and the library to preload where maturin packs them from, and returns their paths.
-    fn build_packed(self, environment: &Environment) -> Result<Vec<PathBuf>, Failure> {
+    /// Builds the command and the library to preload where maturin packs them from.
+    fn build_packed(self, environment: &Environment) -> Result<(), Failure> {
         let [major, minor] = OLDEST_GLIBC;
         let target = format!("{}.{major}.{minor}", self.target());
         let zigbuild = environment.folder().join("bin/cargo-zigbuild");
@@ -92,16 +100,14 @@ impl Wheel {
             .in_environment(environment.folder())
             .run()?;
         let made = self.made()?;
-        let mut packed = Vec::new();
-        for (name, place) in [(PROGRAM, packed_program()), (PRELOAD, Path::new(SOURCES).join(PRELOAD_FILE))] {
-            let (made, place) = (made.join(name), workspace_root().join(place));
+        for (name, place) in packed() {
+            let made = made.join(name);
             let folder = place.parent().map_or(Ok(()), fs::create_dir_all);
             folder
                 .and_then(|()| fs::copy(&made, &place))
                 .map_err(|cause| Failure::File { path: made, cause })?;
-            packed.push(place);
         }
-        Ok(packed)
+        Ok(())
     }
 
     /// Where cargo leaves what it made.
@@ -246,9 +252,13 @@ fn belongs(path: &str) -> bool {
     path == LIBRARY || path == preload_library() || is_python
 }
 
-/// Where maturin finds the command: the package's data, of which it installs these as programs.
-fn packed_program() -> PathBuf {
-    Path::new(PACKAGE).join("data/scripts").join(PROGRAM)
+/// What maturin packs beside the module, and where it finds it. The package's data has what it installs as programs.
+fn packed() -> [(&'static str, PathBuf); 2] {
+    [
+        (PROGRAM, Path::new(PACKAGE).join("data/scripts").join(PROGRAM)),
+        (PRELOAD, Path::new(SOURCES).join(PRELOAD_FILE)),
+    ]
+    .map(|(name, place)| (name, workspace_root().join(place)))
 }
 
 fn program_in_wheel() -> String {
@@ -335,8 +345,8 @@ mod tests {
     fn the_backend_packs_the_same_files_at_the_same_places() {
         let backend = workspace_root().join(PACKAGE).join("backend/poorwill_backend.py");
         let text = fs::read_to_string(backend).unwrap();
-        let below = |path: PathBuf| path.strip_prefix(PACKAGE).unwrap().display().to_string();
-        for place in [below(packed_program()), below(Path::new(SOURCES).join(PRELOAD_FILE))] {
+        for (_, place) in packed() {
+            let place = place.strip_prefix(workspace_root().join(PACKAGE)).unwrap().display().to_string();
             assert!(text.contains(&format!("Path(\"{place}\")")), "{place}");
         }
         let pairs = PACKED.chunks(2).map(|pair| format!("\"{}\"", pair.join("\", \"")));
