@@ -25,6 +25,9 @@ const READY_MARGIN: Duration = Duration::from_millis(100);
 /// For the answer of an engine before its end, and of what is at its address.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
+/// For storing in an engine that it sleeps, since a sleep or wake waits for that.
+const STORE_MAX: Duration = Duration::from_secs(5);
+
 /// For SIGTERM, where an engine answers nothing any more.
 const SILENT_GRACE: Duration = Duration::from_secs(2);
 
@@ -168,14 +171,19 @@ impl EngineHandle {
         if !*sleep_failed {
             return;
         }
-        match self.engine.store_asleep().await {
-            Ok(()) => *sleep_failed = false,
-            Err(error) => tracing::warn!(
-                model = self.model,
-                %error,
-                "the engine sleeps by its memory, and that cannot be stored in it: the next service may start it again"
-            ),
-        }
+        let error = match timeout(STORE_MAX, self.engine.store_asleep()).await {
+            Ok(Ok(())) => {
+                *sleep_failed = false;
+                return;
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("it did not answer within {:.1} s", STORE_MAX.as_secs_f64()),
+        };
+        tracing::warn!(
+            model = self.model,
+            error,
+            "the engine sleeps by its memory, and that cannot be stored in it: the next service may start it again"
+        );
     }
 
     /// Its engine's processes, whether or not it hibernates.
@@ -811,6 +819,63 @@ mod tests {
         assert_eq!(handle.end(&supervisor, Duration::from_secs(3600)).await, Ok(()));
         assert!(mark.exists(), "longer than a silent engine has for SIGTERM");
         assert!(!supervisor.is_running());
+    }
+
+    /// Its sleep fails, and it answers only what wakes it.
+    #[derive(Debug, Default)]
+    struct Hung {
+        wakes: Mutex<u32>,
+        stores: Mutex<u32>,
+    }
+
+    impl Engine for Hung {
+        fn probe(&self) -> EngineFuture<'_, EngineState> {
+            unreachable!()
+        }
+
+        fn sleep(&self) -> EngineFuture<'_, ()> {
+            let reason = "it broke".to_owned();
+            let failed = EngineError::Unreachable { request_line: "POST /sleep".into(), reason };
+            Box::pin(std::future::ready(Err(failed)))
+        }
+
+        fn wake(&self) -> EngineFuture<'_, ()> {
+            *self.wakes.lock().unwrap() += 1;
+            Box::pin(std::future::ready(Ok(())))
+        }
+
+        fn store_asleep(&self) -> EngineFuture<'_, ()> {
+            *self.stores.lock().unwrap() += 1;
+            Box::pin(std::future::pending())
+        }
+
+        fn is_awake(&self) -> EngineFuture<'_, bool> {
+            unreachable!()
+        }
+
+        fn generate(&self, _: Option<CanaryKind>) -> EngineFuture<'_, Answer> {
+            unreachable!()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hung_store_of_the_sleep_delays_no_wake_for_long() {
+        let engine = Arc::new(Hung::default());
+        let tools = (Arc::new(NoMeter) as _, Arc::new(NoHibernator) as _);
+        let handle = EngineHandle::new(&model(""), Arc::clone(&engine) as _, None, tools, None);
+        let handle = Arc::new(handle);
+        let limit = Duration::from_secs(60);
+        assert!(matches!(handle.run(Task::Sleep, limit).await, TaskOutcome::Failed(_)));
+        let storing = tokio::spawn({
+            let handle = Arc::clone(&handle);
+            async move { handle.store_asleep().await }
+        });
+        tokio::task::yield_now().await;
+        assert_eq!(*engine.stores.lock().unwrap(), 1);
+        let woken = timeout(limit, handle.run(Task::Wake, limit)).await;
+        assert_eq!(woken, Ok(TaskOutcome::Done));
+        assert_eq!(*engine.wakes.lock().unwrap(), 1);
+        assert!(timeout(limit, storing).await.is_ok_and(|stored| stored.is_ok()));
     }
 
     #[tokio::test(start_paused = true)]

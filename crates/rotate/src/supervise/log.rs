@@ -25,6 +25,9 @@ const BUFFER_BYTES: usize = 8192;
 /// Of the older file, behind the name of the log.
 const OLDER: &str = ".1";
 
+/// Of the full log until the next one is open, and with it known that it can be the older file.
+const FULL: &str = ".poorwill";
+
 /// Most lines in one part for a follower.
 const PART_LINES: usize = 256;
 
@@ -284,11 +287,11 @@ impl LogFile {
             self.file = Some(opened(&self.path)?);
             return Ok(());
         };
-        match renewed(&self.path, &real, &own) {
-            Ok(file) => (self.file, self.is_cut) = (Some(file), false),
-            Err(error) => {
+        match rotate(&self.path, &real, &own)? {
+            Rotation::Renamed(next) => (self.file, self.is_cut) = (Some(next), false),
+            Rotation::Impossible(reason) => {
                 file.set_len(0)?;
-                self.was_cut(&error, log);
+                self.was_cut(&reason, log);
             }
         }
         Ok(())
@@ -307,19 +310,43 @@ impl LogFile {
     }
 }
 
-/// A new file at `path`, with the one at `real`, to which `path` leads, renamed. On a failure it has its name again.
-fn renewed(path: &Path, real: &Path, own: &Metadata) -> io::Result<File> {
-    let mut older = real.as_os_str().to_owned();
-    older.push(OLDER);
-    fs::rename(real, &older)?;
-    let file = opened(path).and_then(|file| match is_same(&file.metadata()?, own) {
-        true => Err(io::Error::other("its path leads to the renamed file")),
-        false => Ok(file),
-    });
-    if file.is_err() {
-        fs::rename(&older, real)?;
+/// What a full log allowed.
+#[derive(Debug)]
+enum Rotation {
+    /// With the next file.
+    Renamed(File),
+    /// It has its name still, and is to be cut.
+    Impossible(io::Error),
+}
+
+/// Renames the file at `real`, to which `path` leads. The older file is replaced last, once nothing else can fail.
+///
+/// # Errors
+/// If no next file can be opened; both files are then as before.
+fn rotate(path: &Path, real: &Path, own: &Metadata) -> io::Result<Rotation> {
+    let (full, older) = (beside(real, FULL), beside(real, OLDER));
+    if let Err(error) = fs::rename(real, &full) {
+        return Ok(Rotation::Impossible(error));
     }
-    file
+    let reason = match opened(path).and_then(|next| Ok((next.metadata()?, next))) {
+        Ok((there, _)) if is_same(&there, own) => io::Error::other("its path leads to the renamed file"),
+        Ok((_, next)) => match fs::rename(&full, &older) {
+            Ok(()) => return Ok(Rotation::Renamed(next)),
+            Err(error) => error,
+        },
+        Err(error) => {
+            fs::rename(&full, real)?;
+            return Err(error);
+        }
+    };
+    fs::rename(&full, real)?;
+    Ok(Rotation::Impossible(reason))
+}
+
+fn beside(path: &Path, end: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(end);
+    name.into()
 }
 
 fn is_at(path: &Path, own: &Metadata) -> bool {
@@ -498,26 +525,67 @@ mod tests {
         }
         let noted = warnings(&log);
         assert!(matches!(&noted[..], [one] if one.contains("cut in place")), "{noted:?}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
         // Once it can be renamed, it is.
         fs::remove_dir(&in_the_way).unwrap();
         file.write(b"fourth", &log);
         assert_eq!(fs::read_to_string(&in_the_way).unwrap(), "third 12345");
     }
 
-    /// As `/dev/stdout`, which follows a file that is renamed.
+    /// As `/dev/stdout`, which follows a file that is renamed. What ends in `.1` beside it is not of the log.
     #[test]
     fn a_path_that_follows_its_file_is_cut_in_place() {
         let folder = tempfile::tempdir().unwrap();
         let (path, log) = (folder.path().join("one.log"), Log::default());
+        let beside = folder.path().join("one.log.1");
+        fs::write(&beside, "of another").unwrap();
         let kept = opened(&path).unwrap();
         let magic = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&kept));
         let mut file = log_file(Path::new(&magic), &log);
         for text in ["first 12345", "second 1234", "third 12345"] {
             file.write(text.as_bytes(), &log);
             assert_eq!(fs::read_to_string(&path).unwrap(), text);
+            assert_eq!(fs::read_to_string(&beside).unwrap(), "of another");
         }
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
         assert_eq!(warnings(&log).len(), 1);
+    }
+
+    #[test]
+    fn without_a_next_file_both_files_are_as_before() {
+        const WITH_FEW_FILES: &str = "POORWILL_TEST_WITH_FEW_FILES";
+        let name = "supervise::log::tests::without_a_next_file_both_files_are_as_before";
+        if std::env::var_os(WITH_FEW_FILES).is_none() {
+            let child = std::process::Command::new("sh")
+                .args(["-c", "ulimit -n 64 && exec \"$0\" --exact \"$1\""])
+                .arg(std::env::current_exe().unwrap())
+                .arg(name)
+                .env(WITH_FEW_FILES, "")
+                .output()
+                .unwrap();
+            let text = String::from_utf8_lossy(&child.stdout);
+            assert!(child.status.success() && text.contains("1 passed"), "{text}");
+            return;
+        }
+        // The child, with few descriptors.
+        let folder = tempfile::tempdir().unwrap();
+        let (path, log) = (folder.path().join("one.log"), Log::default());
+        let older = folder.path().join("one.log.1");
+        let mut file = log_file(&path, &log);
+        file.write(b"first 12345", &log);
+        file.write(b"second 1234", &log);
+        let every: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+        file.write(b"third 12345", &log);
+        file.write(b"fourth 1234", &log);
+        drop(every);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "second 1234");
+        assert_eq!(fs::read_to_string(&older).unwrap(), "first 12345");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+        let noted = warnings(&log);
+        assert!(matches!(&noted[..], [one] if one.contains("lacks what follows")), "{noted:?}");
+        file.write(b"fifth 12345", &log);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "fifth 12345");
+        assert_eq!(fs::read_to_string(&older).unwrap(), "second 1234");
     }
 
     #[test]

@@ -180,7 +180,7 @@ async fn until(service: &Service, stage: StageName) {
 
 fn with_file(file: &Path) -> Config {
     let file = file.display();
-    let script = format!("touch {file}; trap 'rm {file}; exit' TERM; while :; do sleep 0.01; done");
+    let script = format!("trap 'rm {file}; exit' TERM; touch {file}; while :; do sleep 0.01; done");
     config(&format!(
         "command = [\"sh\", \"-c\", \"{script}\"]\n[model.rules]\nsleeps = false\nresidence_min = \"0s\"\n\
          release_max = \"200ms\"\n"
