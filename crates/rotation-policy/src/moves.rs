@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::choose::{NO_MEMORY, Space};
 use super::look_count::Looks;
 use super::messages::{Effect, EngineState, Event, OpId, Refusal, Task, TaskOutcome};
-use super::need_seen::{larger, less};
+use super::need_seen::{larger, less, smaller};
 use super::queue::Claim;
 use super::rules::{Gpu, Limits, ModelId};
 use super::step::{Activated, Activation, Leave, Move, Op, Stage, Step, Then};
@@ -479,19 +479,23 @@ impl Policy {
     }
 
     fn learn_release(&mut self, id: usize, freed: &[u64]) {
-        let model = &mut self.models[id];
+        let model = &self.models[id];
         if model.is_disturbed {
             return;
         }
-        let held = model.held.as_ref().map_or_else(|| freed.to_owned(), |held| larger(held, freed));
+        // What a sleep keeps is no part of it, so alone it is no whole need.
+        if model.known_need().is_some() {
+            self.released_in_all(id, freed);
+        }
+        let model = &mut self.models[id];
+        // Beyond its need, another program may have ended beside it.
+        let need = model.known_need().filter(|_| !model.need.is_doubted);
+        let freed = need.map_or_else(|| freed.to_owned(), |need| smaller(&need, freed));
+        let held = model.held.as_ref().map_or_else(|| freed.clone(), |held| larger(held, &freed));
         if model.held.as_ref() != Some(&held) {
             model.held = Some(held.clone());
             let event = Event::Learnt { held_bytes: held };
             self.out.push(Effect::Report { model: ModelId(id), event });
-        }
-        // What a sleep keeps is no part of it, so alone it is no whole need.
-        if self.models[id].known_need().is_some() {
-            self.released_in_all(id, freed);
         }
     }
 
