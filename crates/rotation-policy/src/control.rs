@@ -79,6 +79,7 @@ impl Policy {
             self.models[id].slept_by_memory = !inquiry.call.wakes();
             self.inquired(id, inquiry, wanted);
         } else if is_still && !model.is_disturbed {
+            self.models[id].slept_by_memory = call.wakes();
             self.inquired(id, inquiry, old);
         } else {
             let why = "neither the engine nor its memory says whether it was done";

@@ -440,6 +440,28 @@ fn a_wake_that_ended_for_lack_of_memory_does_not_count_for_the_next_one() {
     assert_eq!(fixture.admitted, [(request, 0)]);
 }
 
+/// SGLang does not say whether it still sleeps, so its memory did.
+#[test]
+fn one_that_slept_on_by_its_memory_sleeps_for_later_probes_without_memory() {
+    use Task::{Probe, Wake};
+    let moving = || found(EngineState::Moving);
+    let mut fixture = fixture(|rules| rules.can_restart = false);
+    let free = |gib: u64| (0, Task::Measure, memory_of(vec![gib * GIB]));
+    fixture.instead = vec![failed(Wake), moving(), free(80), free(80)];
+    // Another program has the memory when it is searched again.
+    fixture.instead.extend(vec![free(1); 1000]);
+    fixture.instead.push(moving());
+    let request = fixture.ask(0);
+    fixture.pass(11_000);
+    assert!(matches!(fixture.refused[&request], Refusal::NoMemory { .. }), "{:?}", fixture.refused);
+    assert_eq!((fixture.stage(0), moves(&mut fixture)), ("asleep", vec![Wake, Probe, Probe]));
+    fixture.pass(10_000);
+    fixture.instead.clear();
+    let request = fixture.ask(0);
+    assert_eq!((fixture.stage(0), moves(&mut fixture)), ("ready", vec![Wake]));
+    assert_eq!(fixture.admitted, [(request, 0)]);
+}
+
 /// SGLang does not say whether it slept.
 #[test]
 fn where_an_engine_does_not_say_what_it_does_its_memory_does() {
