@@ -175,11 +175,13 @@ impl Policy {
     }
 
     /// Whether its step waits for another model on its GPUs. A stop waits for what leaves, since what that releases is
-    /// measured. It does not wait for a start, which may take minutes: what that takes is not learnt then.
+    /// measured. It does not wait for a start, which may take minutes: what that takes is not learnt then. A stop and the
+    /// measurement that says whether a wake was done wait for each other.
     fn waits_for_others(&self, id: usize) -> bool {
         let model = &self.models[id];
         let may_beside = |other: &ModelState| {
-            model.stops() && (other.stops() || other.comes()) || model.comes() && other.stops()
+            model.stops() && (other.stops() || other.comes_beside_stops())
+                || model.comes_beside_stops() && other.stops()
         };
         let mut moving = self
             .models
@@ -500,6 +502,7 @@ impl Policy {
     }
 
     fn stopped(&mut self, id: usize, then: Then) {
+        self.count_for_wakes(id);
         self.discard_measurements(id);
         match then {
             Then::Cold => self.is_away(id),
