@@ -8,7 +8,7 @@ use super::Policy;
 use super::messages::EngineState;
 use super::moves::{LEAST, STEADY_BYTES};
 use super::need_seen::less;
-use super::step::{Activation, ControlCall, Inquiry, Step};
+use super::step::{Activation, ControlCall, Inquiry, Stage, Step};
 
 impl Policy {
     pub(super) fn control_call(&mut self, id: usize, wanted: EngineState, free: Vec<u64>) -> ControlCall {
@@ -16,7 +16,8 @@ impl Policy {
         let wakes = wanted == EngineState::Awake;
         let is_repeated = wakes && std::mem::take(&mut model.repeats_wake);
         let limit = if wakes { model.rules.limits.wake } else { model.rules.limits.sleep };
-        ControlCall { wanted, free, until: self.now.after(limit.max(LEAST)), is_repeated }
+        let until = self.now.after(limit.max(LEAST));
+        ControlCall { wanted, free, counts_stops: false, until, is_repeated }
     }
 
     pub(super) fn fall_asleep(&mut self, id: usize, before: Vec<u64>, is_repeated: bool) {
@@ -61,6 +62,24 @@ impl Policy {
         }
     }
 
+    /// What a stopped engine freed hides what a wake beside its stop took. It is at most what it was known to need.
+    pub(super) fn count_for_wakes(&mut self, id: usize) {
+        let Some(freed) = self.models[id].promised() else { return };
+        let gpus = self.models[id].rules.gpus.clone();
+        for (_, model) in self.models.iter_mut().enumerate().filter(|(other, _)| *other != id) {
+            let Stage::Step { step, .. } = &mut model.stage else { continue };
+            let (Step::Wake(call) | Step::Inquire(Inquiry { call, .. })) = step else { continue };
+            if !call.wakes() {
+                continue;
+            }
+            for (gpu, free) in model.rules.gpus.iter().zip(&mut call.free) {
+                let Some(at) = gpus.iter().position(|one| one == gpu) else { continue };
+                *free = free.saturating_add(freed.get(at).copied().unwrap_or(0));
+                call.counts_stops = true;
+            }
+        }
+    }
+
     /// Whether the memory is that of an engine for which the call was done, or for which it was not.
     pub(super) fn weighed(&mut self, id: usize, inquiry: Inquiry, free: &[u64]) {
         self.measured(id, free);
@@ -73,12 +92,18 @@ impl Policy {
         };
         let is_still = call.free.iter().zip(free).all(|(one, other)| one.abs_diff(*other) <= STEADY_BYTES);
         let is_enough = |(expected, moved): (&u64, &u64)| moved >= expected && *moved > STEADY_BYTES;
-        let is_done = expected.is_some_and(|expected: Vec<u64>| expected.iter().zip(&moved).all(is_enough));
-        if is_done && !model.is_disturbed {
+        let is_done = expected.as_ref().is_some_and(|all: &Vec<u64>| all.iter().zip(&moved).all(is_enough));
+        // Too little for a wake, even if stops beside it freed all that is counted.
+        let has_little = |(expected, moved): (&u64, &u64)| moved < expected;
+        let is_little = expected.as_ref().is_some_and(|all| all.iter().zip(&moved).all(has_little));
+        let is_still = is_still || call.counts_stops && is_little;
+        let is_known = !model.is_disturbed || call.counts_stops;
+        if is_done && is_known {
             let wanted = call.wanted;
             self.models[id].slept_by_memory = !inquiry.call.wakes();
             self.inquired(id, inquiry, wanted);
-        } else if is_still && !model.is_disturbed {
+        } else if is_still && is_known {
+            self.models[id].slept_by_memory = call.wakes();
             self.inquired(id, inquiry, old);
         } else {
             let why = "neither the engine nor its memory says whether it was done";

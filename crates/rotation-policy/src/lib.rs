@@ -16,8 +16,11 @@
 //! - A request is admitted only if the model's canary was right since its last wake or start.
 //! - Every request is admitted, refused, or reported as left by its sender. It waits at most `wait_max`, whatever
 //!   engines do, if `step` is called at [`Policy::wakeup`].
-//! - On each GPU one model at a time changes its memory, but an engine may be stopped while another one comes up. What that
-//!   takes is not learnt then. A model wakes or starts only after its known need was measured free.
+//! - On each GPU one model at a time changes its memory, except for stops. Several engines may be stopped at once, also
+//!   while another one comes up. Beside a stop, free memory teaches nothing.
+//! - A stop waits for what leaves: a sleep, a hibernation, and each measurement of what one or another stop releases. It
+//!   also waits for the measurement that says whether a wake was done.
+//! - A model wakes or starts only after its known need was measured free.
 //! - A ready engine that fails [`looks_max`](Rules::looks_max) looks in sequence is stopped. What it still answers may
 //!   end for a few seconds, and is aborted.
 //! - After a sleep or a wake that failed or was not answered, the engine is asked what it does. In the wanted state it

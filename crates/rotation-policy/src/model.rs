@@ -84,6 +84,8 @@ impl ModelState {
     pub(super) fn is_moving(&self) -> bool {
         match &self.stage {
             Stage::Step { step: Step::Probe, .. } => false,
+            // Also while it waits for a stop.
+            Stage::Step { step, .. } if step.is_by_memory() => true,
             Stage::Step { retry_at, .. } => self.op.is_some() || retry_at.is_some(),
             _ => false,
         }
@@ -92,6 +94,11 @@ impl ModelState {
     /// Whether its engine comes up, or is asked whether it is up.
     pub(super) fn comes(&self) -> bool {
         matches!(&self.stage, Stage::Step { step, .. } if step.is_activating())
+    }
+
+    /// The same without the measurement that says whether it is up, which no other change may disturb.
+    pub(super) fn comes_beside_stops(&self) -> bool {
+        self.comes() && !matches!(&self.stage, Stage::Step { step, .. } if step.is_by_memory())
     }
 
     /// Whether its engine is being stopped, or waits for that.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::choose::{NO_MEMORY, Space};
 use super::look_count::Looks;
 use super::messages::{Effect, EngineState, Event, OpId, Refusal, Task, TaskOutcome};
-use super::need_seen::{larger, less};
+use super::need_seen::{larger, less, smaller};
 use super::queue::Claim;
 use super::rules::{Gpu, Limits, ModelId};
 use super::step::{Activated, Activation, Leave, Move, Op, Stage, Step, Then};
@@ -175,11 +175,13 @@ impl Policy {
     }
 
     /// Whether its step waits for another model on its GPUs. A stop waits for what leaves, since what that releases is
-    /// measured. It does not wait for a start, which may take minutes: what that takes is not learnt then.
+    /// measured. It does not wait for a start, which may take minutes: what that takes is not learnt then. A stop and the
+    /// measurement that says whether a wake was done wait for each other.
     fn waits_for_others(&self, id: usize) -> bool {
         let model = &self.models[id];
         let may_beside = |other: &ModelState| {
-            model.stops() && (other.stops() || other.comes()) || model.comes() && other.stops()
+            model.stops() && (other.stops() || other.comes_beside_stops())
+                || model.comes_beside_stops() && other.stops()
         };
         let mut moving = self
             .models
@@ -479,23 +481,28 @@ impl Policy {
     }
 
     fn learn_release(&mut self, id: usize, freed: &[u64]) {
-        let model = &mut self.models[id];
+        let model = &self.models[id];
         if model.is_disturbed {
             return;
         }
-        let held = model.held.as_ref().map_or_else(|| freed.to_owned(), |held| larger(held, freed));
+        // What a sleep keeps is no part of it, so alone it is no whole need.
+        if model.known_need().is_some() {
+            self.released_in_all(id, freed);
+        }
+        let model = &mut self.models[id];
+        // Beyond its need, another program may have ended beside it.
+        let need = model.known_need().filter(|_| !model.need.is_doubted);
+        let freed = need.map_or_else(|| freed.to_owned(), |need| smaller(&need, freed));
+        let held = model.held.as_ref().map_or_else(|| freed.clone(), |held| larger(held, &freed));
         if model.held.as_ref() != Some(&held) {
             model.held = Some(held.clone());
             let event = Event::Learnt { held_bytes: held };
             self.out.push(Effect::Report { model: ModelId(id), event });
         }
-        // What a sleep keeps is no part of it, so alone it is no whole need.
-        if self.models[id].known_need().is_some() {
-            self.released_in_all(id, freed);
-        }
     }
 
     fn stopped(&mut self, id: usize, then: Then) {
+        self.count_for_wakes(id);
         self.discard_measurements(id);
         match then {
             Then::Cold => self.is_away(id),

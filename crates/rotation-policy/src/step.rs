@@ -97,8 +97,10 @@ pub(super) enum Step {
 pub(super) struct ControlCall {
     /// The state that it leads to.
     pub(super) wanted: EngineState,
-    /// Free bytes before it.
+    /// Free bytes before it, with what stops beside a wake freed.
     pub(super) free: Vec<u64>,
+    /// Whether these are counted.
+    pub(super) counts_stops: bool,
     pub(super) until: Time,
     pub(super) is_repeated: bool,
 }
@@ -164,6 +166,11 @@ impl ControlCall {
 }
 
 impl Step {
+    /// Whether memory says what its engine does.
+    pub(super) fn is_by_memory(&self) -> bool {
+        matches!(self, Self::Inquire(inquiry) if inquiry.by_memory)
+    }
+
     pub(super) fn task(&self) -> Task {
         match self {
             Self::Inquire(inquiry) if inquiry.by_memory => Task::Measure,

@@ -440,6 +440,28 @@ fn a_wake_that_ended_for_lack_of_memory_does_not_count_for_the_next_one() {
     assert_eq!(fixture.admitted, [(request, 0)]);
 }
 
+/// SGLang does not say whether it still sleeps, so its memory did.
+#[test]
+fn one_that_slept_on_by_its_memory_sleeps_for_later_probes_without_memory() {
+    use Task::{Probe, Wake};
+    let moving = || found(EngineState::Moving);
+    let mut fixture = fixture(|rules| rules.can_restart = false);
+    let free = |gib: u64| (0, Task::Measure, memory_of(vec![gib * GIB]));
+    fixture.instead = vec![failed(Wake), moving(), free(80), free(80)];
+    // Another program has the memory when it is searched again.
+    fixture.instead.extend(vec![free(1); 1000]);
+    fixture.instead.push(moving());
+    let request = fixture.ask(0);
+    fixture.pass(11_000);
+    assert!(matches!(fixture.refused[&request], Refusal::NoMemory { .. }), "{:?}", fixture.refused);
+    assert_eq!((fixture.stage(0), moves(&mut fixture)), ("asleep", vec![Wake, Probe, Probe]));
+    fixture.pass(10_000);
+    fixture.instead.clear();
+    let request = fixture.ask(0);
+    assert_eq!((fixture.stage(0), moves(&mut fixture)), ("ready", vec![Wake]));
+    assert_eq!(fixture.admitted, [(request, 0)]);
+}
+
 /// SGLang does not say whether it slept.
 #[test]
 fn where_an_engine_does_not_say_what_it_does_its_memory_does() {
@@ -479,6 +501,96 @@ fn where_an_engine_does_not_say_what_it_does_its_memory_does() {
         fixture.settle();
         assert_eq!((moves(&mut fixture), &*fixture.admitted), (expected, &[(request, 0)][..]), "{now}");
     }
+}
+
+/// Its memory is measured once the stop is over, which frees 20 GiB, and may free more.
+#[test]
+fn where_a_stop_ran_beside_a_wake_its_memory_says_whether_it_was_done() {
+    use Task::{Confirm, Measure, Probe, Stop, Wake};
+    let free = |gib: u64| (0, Measure, memory_of(vec![gib * GIB]));
+    let cases = [20, 25].into_iter().flat_map(|configured| {
+        [(false, false), (false, true), (true, false), (true, true)]
+            .map(|(over, done)| (configured, over, done))
+    });
+    for (configured, is_over, is_done) in cases {
+        let mut fixture = Fixture::of(&[40 * GIB, 20 * GIB], |model, rules| {
+            (rules.can_restart, rules.need_bytes) = (true, Some([40, configured][model] * GIB));
+        });
+        fixture.use_once(1);
+        fixture.tasks.clear();
+        fixture.late = vec![(0, Wake)];
+        if !is_over {
+            fixture.late.push((1, Stop));
+        }
+        let now = if is_done { 40 } else { 80 };
+        fixture.instead = vec![free(60), failed(Wake), found(EngineState::Moving), free(now)];
+        if is_done {
+            fixture.instead.push((0, Confirm, TaskOutcome::Awake(true)));
+        }
+        let request = fixture.ask(0);
+        for _ in 0..3 {
+            fixture.pass(1000);
+            fixture.input(Input::Looked { model: ModelId(1), look: unwell() });
+        }
+        assert!(fixture.tasks.contains(&(1, Stop)), "{:?}", fixture.tasks);
+        fixture.finish();
+        let case = format!("{configured}, {is_over}, {is_done}: {:?}", failures(&fixture));
+        assert_eq!(fixture.stages(), ["ready", "cold"], "{case}");
+        assert_eq!(fixture.admitted.last(), Some(&(request, 0)), "{case}");
+        fixture.tasks.retain(|(model, _)| *model == 0);
+        let expected = if is_done { vec![Wake, Probe] } else { vec![Wake, Probe, Wake] };
+        assert_eq!(moves(&mut fixture), expected, "{case}");
+    }
+}
+
+#[test]
+fn a_stop_waits_for_the_measurement_that_says_whether_a_wake_was_done() {
+    use Task::{Measure, Probe, Stop, Wake};
+    let mut fixture = Fixture::of(&[40 * GIB, 20 * GIB], |_, rules| rules.can_restart = true);
+    fixture.use_once(1);
+    fixture.late = vec![(0, Wake)];
+    let request = fixture.ask(0);
+    fixture.late = vec![(0, Measure)];
+    fixture.instead = vec![failed(Wake), found(EngineState::Moving)];
+    fixture.tasks.clear();
+    fixture.finish();
+    for _ in 0..3 {
+        fixture.pass(1000);
+        fixture.input(Input::Looked { model: ModelId(1), look: unwell() });
+    }
+    assert_eq!(fixture.stages(), ["waking", "stopping"]);
+    assert_eq!(fixture.tasks, [(0, Probe), (0, Measure)]);
+    fixture.finish();
+    assert_eq!(fixture.stages(), ["ready", "cold"], "{:?}", failures(&fixture));
+    assert_eq!(fixture.admitted.last(), Some(&(request, 0)));
+    fixture.tasks.retain(|task| *task != (1, Stop));
+    assert_eq!(moves(&mut fixture), [Probe, Wake]);
+}
+
+#[test]
+fn no_sleep_begins_before_memory_said_whether_a_wake_was_done() {
+    use Task::{Measure, Probe, Stop, Wake};
+    let mut fixture = Fixture::of(&[10 * GIB, 40 * GIB, 20 * GIB], |_, rules| rules.can_restart = true);
+    fixture.use_once(0);
+    fixture.use_once(2);
+    fixture.late = vec![(1, Wake), (2, Stop)];
+    let request = fixture.ask(1);
+    for _ in 0..3 {
+        fixture.pass(1000);
+        fixture.input(Input::Looked { model: ModelId(2), look: unwell() });
+    }
+    fixture.input(Input::Sleep(ModelId(0)));
+    assert_eq!(fixture.stages(), ["draining", "waking", "stopping"]);
+    fixture.instead = vec![
+        (1, Wake, TaskOutcome::Failed("it answered 502".to_owned())),
+        (1, Probe, TaskOutcome::Probed(EngineState::Moving)),
+    ];
+    fixture.tasks.clear();
+    fixture.finish();
+    fixture.settle();
+    assert_eq!(fixture.tasks[..2], [(1, Probe), (1, Measure)]);
+    assert_eq!(fixture.stages(), ["asleep", "ready", "cold"], "{:?}", failures(&fixture));
+    assert!(fixture.admitted.contains(&(request, 1)));
 }
 
 /// SGLang does not say later, either.

@@ -95,8 +95,12 @@ fn another_program_that_ends_beside_a_departure_is_no_part_of_a_need() {
                 fixture.instead = vec![free(20), free(80)];
             }
             fixture.input(Input::Sleep(ModelId(0)));
-            fixture.settle();
-            assert_eq!(need_of(&fixture, 0), 20 * GIB, "{can_sleep}, departure {nth}");
+            fixture.pass(20_000);
+            let rests = if can_sleep { "asleep" } else { "cold" };
+            let case = format!("{can_sleep}, {is_seen}, departure {nth}");
+            assert_eq!((fixture.stage(0), need_of(&fixture, 0)), (rests, 20 * GIB), "{case}");
+            let is_short = |(_, event): &(usize, Event)| matches!(event, Event::Shortfall { .. });
+            assert!(!fixture.events.iter().any(is_short), "{case}: {:?}", fixture.events);
         }
     }
 }
