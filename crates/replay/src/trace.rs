@@ -56,7 +56,7 @@ pub struct Recorded {
     pub settings: String,
     /// What it had mapped after each step.
     pub mapped_bytes: Vec<u64>,
-    /// What it refused last.
+    /// The refusal that ended the load. Those before which it went on are no steps.
     pub refused: Option<Refusal>,
 }
 
@@ -177,13 +177,10 @@ impl Trace {
         self.stacks.get(at).map_or(&[], Vec::as_slice)
     }
 
-    /// The refusal that ended the load: nothing was allocated after it.
+    /// The refusal that ended the load: less was allocated after it than it asked for.
     #[must_use]
     pub fn ended_by(&self) -> Option<&Refusal> {
-        let refusal = self.recorded.as_ref()?.refused.as_ref()?;
-        let own = usize::from(refusal.asked_bytes > 0);
-        let after = self.steps.get(refusal.step + own..).unwrap_or_default();
-        (!after.iter().any(|step| matches!(step, Step::Alloc(_)))).then_some(refusal)
+        self.recorded.as_ref()?.refused.as_ref()
     }
 
     /// The phase that a step belongs to.
