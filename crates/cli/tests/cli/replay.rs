@@ -187,7 +187,9 @@ fn what_cannot_be_replayed_is_refused_in_a_sentence() {
         (vec!["/dev"], &["/dev", "directory"]),
         (vec![two, "--device", "7"], &["nothing was recorded on device 7; there is 0, 1"]),
         (vec![trace, "--device", "0"], &["no file says one"]),
-        (vec![trace, "--svg", "no/such/folder.svg"], &["no/such/folder.svg"]),
+        // Before anything is read: the answer is not lost.
+        (vec!["none.pickle", "--svg", "no/such/folder.svg"], &["no/such/folder.svg"]),
+        (vec!["none.pickle", "--html", "/dev"], &["/dev", "directory"]),
         (
             vec!["--case", "dense", "--html", "page.html", "--claim", "graphs=1GiB@serve"],
             &["no phase `serve`", "load"],
@@ -418,6 +420,25 @@ fn claims_count_without_a_page() {
             );
         }
     }
+}
+
+/// What a file says is text, and moves nothing on the terminal.
+#[test]
+fn a_file_has_no_power_over_the_terminal() {
+    let folder = Folder::new();
+    let evil = r"a\u001b[31m\u001b]0;T\u0007\nFAKE: It fits.\r\u009b31m\u202e";
+    let lines = [
+        format!(r#"{{"poorwill_record":1,"allocator":"pytorch {evil}:1"}}"#),
+        format!(r#"{{"t":"p","n":"{evil}"}}"#),
+        format!(r#"{{"t":"a","k":1,"b":1073741824,"f":["{evil}.py:1 f"]}}"#),
+        r#"{"t":"o","b":214748364800}"#.to_owned(),
+    ];
+    folder.write("evil.jsonl", lines.join("\n"));
+    let ran = replay(&folder, &["evil.jsonl"]);
+    let shown = ran.stdout.replace('\n', "");
+    assert!(!shown.contains(|letter: char| letter.is_control() || letter == '\u{202e}'), "{shown:?}");
+    assert!(ran.code == 1 && !ran.stdout.lines().any(|line| line.starts_with("FAKE")), "{ran:?}");
+    assert!(shown.contains(r"a\u{1b}[31m") && shown.contains(r"\n"), "{shown:?}");
 }
 
 /// Eight ranks: one answer, that of the worst.
