@@ -4,7 +4,9 @@
 //!
 //! - A block is allocated once before it is freed, and freed once at most.
 //! - No size is zero, and the sum of what is live fits into 64 bits.
+//! - Text of a file has no controls of a terminal: what a builder is given has them escaped.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use crate::card::Card;
@@ -56,7 +58,7 @@ pub struct Recorded {
     pub settings: String,
     /// What it had mapped after each step.
     pub mapped_bytes: Vec<u64>,
-    /// What it refused last.
+    /// The refusal that ended the load. Those before which it went on are no steps.
     pub refused: Option<Refusal>,
 }
 
@@ -177,13 +179,10 @@ impl Trace {
         self.stacks.get(at).map_or(&[], Vec::as_slice)
     }
 
-    /// The refusal that ended the load: nothing was allocated after it.
+    /// The refusal that ended the load: less was allocated after it than it asked for.
     #[must_use]
     pub fn ended_by(&self) -> Option<&Refusal> {
-        let refusal = self.recorded.as_ref()?.refused.as_ref()?;
-        let own = usize::from(refusal.asked_bytes > 0);
-        let after = self.steps.get(refusal.step + own..).unwrap_or_default();
-        (!after.iter().any(|step| matches!(step, Step::Alloc(_)))).then_some(refusal)
+        self.recorded.as_ref()?.refused.as_ref()
     }
 
     /// The phase that a step belongs to.
@@ -218,7 +217,7 @@ impl TraceBuilder {
         }
         let number = u32::try_from(self.trace.stacks.len()).unwrap_or(0);
         if number > 0 {
-            self.trace.stacks.push(frames.clone());
+            self.trace.stacks.push(frames.iter().map(|frame| printable(frame).into_owned()).collect());
             self.stacks.insert(frames, number);
         }
         number
@@ -261,7 +260,7 @@ impl TraceBuilder {
 
     /// What follows belongs to this phase.
     pub fn phase(&mut self, name: &str) {
-        self.trace.phases.push(Phase { name: name.to_owned(), from: self.trace.steps.len() });
+        self.trace.phases.push(Phase { name: printable(name).into_owned(), from: self.trace.steps.len() });
     }
 
     /// What is not exact, for people.
@@ -290,9 +289,26 @@ impl TraceBuilder {
     /// The trace, with what its recorder's allocator did.
     #[must_use]
     pub fn finish(mut self, recorded: Option<Recorded>) -> Trace {
-        self.trace.recorded = recorded;
+        self.trace.recorded = recorded
+            .map(|recorded| Recorded { settings: printable(&recorded.settings).into_owned(), ..recorded });
         self.trace
     }
+}
+
+/// With what moves a cursor, colours or turns text around escaped, as `\u{1b}`.
+fn printable(text: &str) -> Cow<'_, str> {
+    let is_control = |letter: char| {
+        letter.is_control()
+            || matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    if !text.contains(is_control) {
+        return Cow::Borrowed(text);
+    }
+    let mut escaped = String::with_capacity(text.len());
+    for letter in text.chars() {
+        if is_control(letter) { escaped.extend(letter.escape_default()) } else { escaped.push(letter) }
+    }
+    Cow::Owned(escaped)
 }
 
 #[cfg(test)]
@@ -319,6 +335,18 @@ mod tests {
         let trace = trace.finish(None);
         assert_eq!(trace.live_bytes(), [5, 0]);
         assert_eq!([0, 1].map(|step| trace.phase_at(step)), [None, Some("serve")]);
+    }
+
+    #[test]
+    fn controls_of_a_terminal_are_escaped() {
+        let text = "é`\u{1b}[31m\n\u{9b}\u{202e}";
+        let escaped = "é`\\u{1b}[31m\\n\\u{9b}\\u{202e}";
+        let mut trace = TraceBuilder::new("a");
+        let numbers = [trace.stack(vec![text.to_owned()]), trace.stack(vec![text.to_owned()])];
+        trace.phase(text);
+        let trace = trace.finish(Some(Recorded { settings: text.to_owned(), ..Recorded::default() }));
+        assert_eq!((numbers, &trace.stacks[1][..]), ([1, 1], &[escaped.to_owned()][..]));
+        assert_eq!((&*trace.phases[0].name, &*trace.recorded.unwrap().settings), (escaped, escaped));
     }
 
     #[test]

@@ -5,8 +5,9 @@ mod input;
 mod report;
 mod show;
 
+use std::fs::{self, OpenOptions};
 use std::path::Path;
-use std::thread;
+use std::{io, thread};
 
 use poorwill::ByteSize;
 use poorwill_replay::answer::answer;
@@ -32,6 +33,9 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ReplayReport, Failure> {
         Some(name) => Case::of(name)?,
         None => None,
     };
+    for path in args.html.iter().chain(&args.svg) {
+        check_writable(path).map_err(|error| unwritten(path, &error))?;
+    }
     let mut traces = match &case {
         Some(case) => vec![case.trace.clone()],
         None => input::read_traces(args)?,
@@ -200,6 +204,28 @@ fn setups(
     Ok(setups)
 }
 
+/// What cannot be written is refused before the replay, so that no answer is lost. A pipe is not opened twice.
+fn check_writable(path: &Path) -> io::Result<()> {
+    match fs::metadata(path) {
+        Ok(old) if old.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+        Ok(old) if !old.is_file() => Ok(()),
+        Ok(_) => OpenOptions::new().write(true).open(path).map(drop),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            match OpenOptions::new().write(true).create_new(true).open(path) {
+                Ok(_) => fs::remove_file(path),
+                // A link to nothing is replaced.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+                Err(error) => Err(error),
+            }
+        }
+        Err(error) => Err(error),
+    }
+}
+
 fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    files::replace(path, text).map_err(|error| Failure::new(format!("{}: {error}", path.display())))
+    files::replace(path, text).map_err(|error| unwritten(path, &error))
+}
+
+fn unwritten(path: &Path, error: &io::Error) -> Failure {
+    Failure::new(format!("{}: {error}", path.display()))
 }

@@ -187,7 +187,9 @@ fn what_cannot_be_replayed_is_refused_in_a_sentence() {
         (vec!["/dev"], &["/dev", "directory"]),
         (vec![two, "--device", "7"], &["nothing was recorded on device 7; there is 0, 1"]),
         (vec![trace, "--device", "0"], &["no file says one"]),
-        (vec![trace, "--svg", "no/such/folder.svg"], &["no/such/folder.svg"]),
+        // Before anything is read: the answer is not lost.
+        (vec!["none.pickle", "--svg", "no/such/folder.svg"], &["no/such/folder.svg"]),
+        (vec!["none.pickle", "--html", "/dev"], &["/dev", "directory"]),
         (
             vec!["--case", "dense", "--html", "page.html", "--claim", "graphs=1GiB@serve"],
             &["no phase `serve`", "load"],
@@ -339,15 +341,24 @@ fn a_load_that_ran_out_of_memory_is_never_said_to_fit() {
     let page = fs::read_to_string(folder.join("page.html")).unwrap();
     assert!(page.contains("Fits so far: ") && page.contains("\"ended\":26"), "{page}");
 
-    // Another card, and a program that went on.
+    // Another card, a program that caught the error and went on, and one that printed a line.
     let (code, trace) = answered(&folder, &["oom.json", "--card", "80GiB"]);
     assert_eq!(
         (code, &trace["verdict"], &trace["usable_bytes"]),
         (3, &json!("fits_so_far"), &json!(gib(79)))
     );
-    let went_on = r#",{"action":"alloc","addr":4096,"size":512,"stream":0}"#;
-    folder.write("on.json", out_of_memory(gib(6), went_on));
-    assert_eq!(answered(&folder, &["on.json"]).0, 0);
+    for (name, size, expected) in [("on.json", gib(6), 0), ("line.json", 512, 3)] {
+        let after = format!(r#",{{"action":"alloc","addr":4096,"size":{size},"stream":0}}"#);
+        folder.write(name, out_of_memory(gib(6), &after));
+        assert_eq!(answered(&folder, &[name]).0, expected, "{name}");
+    }
+    // What could not be had, and was not needed, is not live.
+    let after = format!(r#",{{"action":"alloc","addr":4096,"size":{},"stream":0}}"#, gib(7));
+    let freed = r#",{"action":"free_completed","addr":4096,"size":0,"stream":0}"#;
+    folder.write("caught.json", out_of_memory(gib(8), &[&after, freed, &after].concat()));
+    let (code, trace) = answered(&folder, &["caught.json"]);
+    assert_eq!((code, &trace["live_peak_bytes"]), (0, &json!(gib(22))), "{trace}");
+    assert!(trace["notes"].to_string().contains("step 26, and the program went on"), "{trace}");
 }
 
 /// A recording says what was mapped and free, and has the card of its head otherwise.
@@ -397,6 +408,8 @@ fn claims_count_without_a_page() {
         let (code, trace) = claimed("load.jsonl", "graphs=420MiB@serve");
         assert_eq!(code, 1, "{trace}");
         assert!(trace["advice"].to_string().contains("the claim graphs (420 MiB)"), "{trace}");
+        let sentence = trace["sentence"].as_str().unwrap();
+        assert!(setup != "pytorch" || sentence.contains("of 1.07 GiB beside claims of 420 MiB;"), "{trace}");
         // The claim itself has no memory, behind the last step, too.
         for file in ["load.jsonl", "end.jsonl"] {
             let (code, trace) = claimed(file, "graphs=600MiB@serve");
@@ -407,6 +420,25 @@ fn claims_count_without_a_page() {
             );
         }
     }
+}
+
+/// What a file says is text, and moves nothing on the terminal.
+#[test]
+fn a_file_has_no_power_over_the_terminal() {
+    let folder = Folder::new();
+    let evil = r"a\u001b[31m\u001b]0;T\u0007\nFAKE: It fits.\r\u009b31m\u202e";
+    let lines = [
+        format!(r#"{{"poorwill_record":1,"allocator":"pytorch {evil}:1"}}"#),
+        format!(r#"{{"t":"p","n":"{evil}"}}"#),
+        format!(r#"{{"t":"a","k":1,"b":1073741824,"f":["{evil}.py:1 f"]}}"#),
+        r#"{"t":"o","b":214748364800}"#.to_owned(),
+    ];
+    folder.write("evil.jsonl", lines.join("\n"));
+    let ran = replay(&folder, &["evil.jsonl"]);
+    let shown = ran.stdout.replace('\n', "");
+    assert!(!shown.contains(|letter: char| letter.is_control() || letter == '\u{202e}'), "{shown:?}");
+    assert!(ran.code == 1 && !ran.stdout.lines().any(|line| line.starts_with("FAKE")), "{ran:?}");
+    assert!(shown.contains(r"a\u{1b}[31m") && shown.contains(r"\n"), "{shown:?}");
 }
 
 /// Eight ranks: one answer, that of the worst.

@@ -264,15 +264,15 @@ impl CachingAllocator {
 
     /// Gives everything back that may be.
     fn release_cached(&mut self, may: impl Fn(Class) -> bool) {
-        let places = self.lists.all().filter(|list| may(list.class)).flat_map(|list| list.free.iter());
-        let places: Vec<NodePlace> = places.map(|(_, _, place)| *place).collect();
-        for place in places {
-            let node = self.lists.node(place);
-            if node.is_expandable {
-                self.unmap_units(place);
-            } else if node.is_whole() {
-                self.release(place);
-            }
+        let lists = self.lists.all().filter(|list| may(list.class));
+        if self.is_expandable {
+            // Less than the smallest unit has no whole one.
+            let large = lists.flat_map(|list| list.free.range((SMALL_SEGMENT_BYTES, 0, 0)..));
+            let places: Vec<NodePlace> = large.map(|(_, _, place)| *place).collect();
+            places.into_iter().for_each(|place| self.unmap_units(place));
+        } else {
+            let places: Vec<NodePlace> = lists.flat_map(|list| &list.whole).copied().collect();
+            places.into_iter().for_each(|place| self.release(place));
         }
     }
 
@@ -285,8 +285,8 @@ impl CachingAllocator {
         };
         let mut open: Vec<(NodePlace, u64)> = Vec::new();
         for list in self.lists.all().filter(|list| !list.class.is_small && list.class.pool == 0) {
-            let whole = list.free.iter().filter(|(_, _, place)| self.lists.node(*place).is_whole());
-            open.extend(whole.map(|(_, _, place)| (*place, list.asked - self.lists.node(*place).asked)));
+            let whole = list.whole.iter();
+            open.extend(whole.map(|place| (*place, list.asked - self.lists.node(*place).asked)));
         }
         let mut released = 0_u64;
         while released < over && !open.is_empty() {
@@ -309,10 +309,14 @@ impl CachingAllocator {
         let Node { bytes, before, behind, .. } = *self.lists.node(place);
         // PyTorch does not look whether it is split; the neighbours lose each other.
         if before != NONE {
+            self.lists.take(before);
             self.lists.node_mut(before).behind = NONE;
+            self.lists.file(before);
         }
         if behind != NONE {
+            self.lists.take(behind);
             self.lists.node_mut(behind).before = NONE;
+            self.lists.file(behind);
         }
         self.lists.remove(place);
         self.mapped_bytes -= bytes;
@@ -444,5 +448,31 @@ impl Allocator for CachingAllocator {
             }
         }
         Ok(segments.into_iter().filter_map(Segment::trimmed).collect())
+    }
+}
+
+#[test]
+fn whole_segments_are_known_without_a_search() {
+    let mut random = fastrand::Rng::with_seed(5);
+    for text in ["pytorch", "pytorch:max_split_size_mb:20", "pytorch:garbage_collection_threshold:0.5"] {
+        let card = Card { total_bytes: 250 * MIB, taken_bytes: 0, budget_bytes: None };
+        let mut allocator = CachingAllocator::new(&text.parse().unwrap(), card, 3000);
+        let (mut live, mut seen) = (Vec::new(), 0);
+        for number in 0..3000 {
+            let bytes = random.u64(1..if number % 2 == 0 { 40 * MIB } else { MIB });
+            if allocator.alloc(number, &Block { bytes, stream: 0, pool: 0, stack: 0 }).unwrap() {
+                live.push(number);
+            }
+            while live.len() > 20 || (!live.is_empty() && random.u8(0..3) == 0) {
+                allocator.free(live.swap_remove(random.usize(0..live.len()))).unwrap();
+            }
+            for list in allocator.lists.all() {
+                let free = list.free.iter().map(|(_, _, place)| *place);
+                let whole = free.filter(|place| allocator.lists.node(*place).is_whole());
+                assert_eq!(whole.collect::<std::collections::BTreeSet<_>>(), list.whole, "{text}: {number}");
+                seen += list.whole.len();
+            }
+        }
+        assert!(seen > 0 && allocator.retries > 0, "{text}: {seen}, {}", allocator.retries);
     }
 }

@@ -49,6 +49,8 @@ pub(super) struct List {
     pub(super) class: Class,
     /// By size, then address.
     pub(super) free: BTreeSet<(u64, u64, NodePlace)>,
+    /// Those of the free ones that are all of their segment.
+    pub(super) whole: BTreeSet<NodePlace>,
     /// By address.
     pub(super) unmapped: BTreeSet<(u64, NodePlace)>,
     pub(super) asked: u64,
@@ -73,7 +75,8 @@ impl Lists {
             return *number;
         }
         let number = u32::try_from(self.lists.len()).unwrap_or(u32::MAX);
-        self.lists.push(List { class, free: BTreeSet::new(), unmapped: BTreeSet::new(), asked: 0 });
+        let (free, whole, unmapped) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        self.lists.push(List { class, free, whole, unmapped, asked: 0 });
         self.numbers.insert(class, number);
         number
     }
@@ -119,23 +122,32 @@ impl Lists {
         self.vacant.push(place);
     }
 
-    /// Into the set of its state; a live block is in none.
+    /// Into the sets of its state; a live block is in none. Its neighbours come and go only while it is in none.
     pub(super) fn file(&mut self, place: NodePlace) {
+        let is_whole = self.node(place).is_whole();
         let Node { addr, bytes, list, state, .. } = *self.node(place);
         let list = self.list_mut(list);
         match state {
-            PartState::Cached => _ = list.free.insert((bytes, addr, place)),
+            PartState::Cached => {
+                list.free.insert((bytes, addr, place));
+                if is_whole {
+                    list.whole.insert(place);
+                }
+            }
             PartState::Unmapped => _ = list.unmapped.insert((addr, place)),
             PartState::Live(_) => {}
         }
     }
 
-    /// Out of the set of its state.
+    /// Out of the sets of its state.
     pub(super) fn take(&mut self, place: NodePlace) {
         let Node { addr, bytes, list, state, .. } = *self.node(place);
         let list = self.list_mut(list);
         match state {
-            PartState::Cached => _ = list.free.remove(&(bytes, addr, place)),
+            PartState::Cached => {
+                list.free.remove(&(bytes, addr, place));
+                list.whole.remove(&place);
+            }
             PartState::Unmapped => _ = list.unmapped.remove(&(addr, place)),
             PartState::Live(_) => {}
         }

@@ -88,7 +88,7 @@ impl Setup {
         match self.kind {
             AllocatorKind::PyTorch if settings.is_empty() => "unset PYTORCH_ALLOC_CONF".to_owned(),
             AllocatorKind::PyTorch if self.collect_at.is_some() => {
-                format!("{conf}and torch.cuda.set_per_process_memory_fraction(1.0) in the program")
+                format!("{conf}# and torch.cuda.set_per_process_memory_fraction(1.0) in the program")
             }
             AllocatorKind::PyTorch => conf.trim_end().to_owned(),
             AllocatorKind::Cumem => format!("{conf}vllm serve MODEL --enable-sleep-mode"),
@@ -272,6 +272,18 @@ fn texts_come_back() {
     ] {
         assert_eq!(text.parse::<Setup>(), Err(ParseSetupError { text: text.to_owned(), why }));
     }
+}
+
+/// Prose is a comment of the shell.
+#[test]
+fn what_is_to_be_typed_is_a_line_of_a_shell() {
+    let typed = |text: &str| text.parse::<Setup>().unwrap().typed();
+    assert_eq!(
+        typed("pytorch:garbage_collection_threshold:0.8"),
+        "PYTORCH_ALLOC_CONF=garbage_collection_threshold:0.8 # and \
+         torch.cuda.set_per_process_memory_fraction(1.0) in the program"
+    );
+    assert_eq!(typed("pytorch:max_split_size_mb:20"), "PYTORCH_ALLOC_CONF=max_split_size_mb:20");
 }
 
 #[test]

@@ -27,11 +27,20 @@ pub(super) fn as_recorded(recorded: &Recorded, peak_bytes: u64, runs: &[Run]) ->
     text + "."
 }
 
-/// How far a run is from what was recorded, where that is most. `None` if it ended before most of that was mapped.
+/// How far a run is from what was recorded, where that is most. `None` if it ended before most of that was mapped, or
+/// failed where the recorder's allocator did not.
 fn farthest(recorded: &Recorded, peak_bytes: u64, run: &Run) -> Option<u64> {
     let first = recorded.mapped_bytes.first()?;
+    let refused = recorded.refused.filter(|refusal| refusal.asked_bytes > 0).map(|refusal| refusal.step);
+    if run.failure.is_some_and(|failure| failure.is_claim || Some(failure.step) != refused) {
+        return None;
+    }
+    // What was refused was never mapped. It is a block that is freed at once.
+    let is_refused = |step: usize| refused.is_some_and(|refused| (refused..refused + 2).contains(&step));
+    let both = recorded.mapped_bytes.iter().zip(&run.mapped_bytes).enumerate();
+    let both = both.filter(|(step, _)| !is_refused(*step)).map(|(_, both)| both);
     // What lived before the recording was mapped before its first step.
-    let both = recorded.mapped_bytes.iter().zip(&run.mapped_bytes).skip_while(|(had, _)| *had == first);
+    let both = both.skip_while(|(had, _)| *had == first);
     let bytes = both.clone().map(|(had, has)| had.abs_diff(*has)).max()?;
     (both.map(|(had, _)| *had).max()? > peak_bytes / 2).then_some(bytes)
 }

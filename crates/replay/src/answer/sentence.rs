@@ -76,8 +76,15 @@ fn fails(trace: &Trace, run: &Run, failure: Failure) -> String {
     let [asked, usable, mapped, live] =
         [failure.asked_bytes, run.card.usable_bytes(), failure.at.mapped_bytes, failure.at.live_bytes]
             .map(ByteSize);
+    let claims = trace.claims.iter().filter(|claim| claim.is_made_at(failure.step));
+    let claimed = claims.fold(0_u64, |sum, claim| sum.saturating_add(claim.bytes));
+    // What is asked for is not beside itself.
+    let beside = claimed.saturating_sub(if failure.is_claim { failure.asked_bytes } else { 0 });
+    let beside = Some(beside).filter(|bytes| *bytes > 0);
+    let beside = beside.map(|bytes| format!(" beside claims of {}", ByteSize(bytes))).unwrap_or_default();
     format!(
-        "It does not fit: at {} `{}` has no {asked}{what} left of {usable}; {mapped} are mapped, and {live} of that live.",
+        "It does not fit: at {} `{}` has no {asked}{what} left of {usable}{beside}; {mapped} are mapped, and {live} of \
+         that live.",
         at(trace, failure.step),
         run.setup
     )
@@ -142,9 +149,13 @@ fn saving(asked: &Row, rows: &[Row]) -> Option<String> {
 /// What has to be smaller where no setup helps, and who has enough for that.
 fn shrinking(trace: &Trace, run: &Run, answer: &Answer) -> Option<String> {
     let usable = run.card.usable_bytes();
-    let needs = answer.rows.iter().filter_map(|row| row.needs_bytes).min();
-    let lack = needs.unwrap_or(answer.live_peak_bytes).checked_sub(usable).filter(|lack| *lack > 0)?;
+    let needs = answer.needs_bytes.unwrap_or(answer.live_peak_bytes);
+    let lack = needs.checked_sub(usable).filter(|lack| *lack > 0)?;
     let step = run.failure.map_or(run.peak.step, |failure| failure.step);
+    // What holds memory at one of them need not be there at the other.
+    if step != live_peak_step(trace) {
+        return None;
+    }
     let claims = trace.claims.iter().filter(|claim| claim.is_made_at(step));
     let claims = claims.map(|claim| (format!("the claim {}", claim.name), claim.bytes));
     let asked = run.failure.filter(|failure| !failure.is_claim);
@@ -174,4 +185,75 @@ fn who(holder: &Holder) -> String {
 fn request_of(frames: &[String]) -> String {
     let own = crate::frames::of_program(frames).into_iter().next();
     own.map_or_else(|| "the request itself".to_owned(), |own| format!("the request of {own}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::answer;
+    use super::*;
+    use crate::Claim;
+    use crate::card::Card;
+    use crate::replay::replay;
+    use crate::trace::{Block, TraceBuilder};
+
+    const GIB: u64 = 1 << 30;
+
+    fn said(trace: &Trace, usable_bytes: u64, setups: &[&str]) -> Answer {
+        let card = Card { total_bytes: usable_bytes, taken_bytes: 0, budget_bytes: None };
+        let run = |setup: &&str| replay(trace, &setup.parse().unwrap(), card).unwrap();
+        answer(trace, &setups.iter().map(run).collect::<Vec<Run>>()).unwrap()
+    }
+
+    /// A block that is freed at once, if it is one of staging, and eight that stay.
+    fn staged(staging_bytes: u64) -> TraceBuilder {
+        let mut trace = TraceBuilder::new("a");
+        let stacks = ["a.py:1 staging", "a.py:2 w"].map(|line| trace.stack(vec![line.to_owned()]));
+        let block = |bytes, stack| Block { bytes, stream: 0, pool: 0, stack };
+        trace.alloc(1, block(staging_bytes, stacks[0])).unwrap();
+        trace.free(1).unwrap();
+        for key in 2..10 {
+            trace.alloc(key, block(GIB, stacks[1])).unwrap();
+        }
+        trace
+    }
+
+    #[test]
+    fn what_can_shrink_is_there_where_most_is_live() {
+        let trace = staged(5 * GIB).finish(None);
+        assert!(said(&trace, 3 * GIB, &["pytorch"]).advice.is_empty());
+        let advice = said(&trace, 7 * GIB, &["pytorch"]).advice;
+        assert_eq!(
+            advice,
+            ["It fits with 1 GiB less of one of these: a.py:2 w (7 GiB), the request of a.py:2 w (1 GiB)."]
+        );
+    }
+
+    /// Segments that grow need whole units.
+    #[test]
+    fn what_lacks_is_of_the_setup_that_is_asked_about() {
+        let usable = 15 * GIB / 2;
+        let trace = staged(GIB).finish(None);
+        let said = said(&trace, usable, &["pytorch:expandable_segments:True", "pytorch"]);
+        let needs = said.needs_bytes.unwrap();
+        assert!(needs > 8 * GIB && said.rows[0].needs_bytes == Some(8 * GIB), "{said:?}");
+        let lacks =
+            format!("It fits with {} less of one of these: a.py:2 w (7 GiB)", ByteSize(needs - usable));
+        assert!(said.advice[0].starts_with(&lacks), "{lacks}: {said:?}");
+    }
+
+    #[test]
+    fn claims_are_said_beside_what_fails() {
+        let claim = |bytes, from_step| Claim { name: "graphs".into(), bytes, from_step, to_step: usize::MAX };
+        let trace = Trace { claims: vec![claim(GIB, 0)], ..staged(GIB).finish(None) };
+        let sentence = said(&trace, 8 * GIB, &["pytorch"]).sentence;
+        let expected =
+            "has no 1 GiB left of 8 GiB beside claims of 1 GiB; 7 GiB are mapped, and 7 GiB of that live.";
+        assert!(sentence.contains(expected), "{sentence}");
+        let trace = Trace { claims: vec![claim(GIB, 0), claim(2 * GIB, 8)], ..trace };
+        let sentence = said(&trace, 8 * GIB, &["pytorch"]).sentence;
+        assert!(
+            sentence.contains("has no 2 GiB for claims left of 8 GiB beside claims of 1 GiB; 6 GiB"),
+            "{sentence}"
+        );
+    }
 }

@@ -30,7 +30,7 @@ use serde::Deserialize;
 
 use super::fault::{Fault, Location, lived_before, quoted, why};
 use super::json;
-use super::refusals::{Refusals, SeenMemory};
+use super::refusals::{self, Refusals, Request, SeenMemory};
 use crate::card::Card;
 use crate::trace::{Block, Recorded, StackNumber, Trace, TraceBuilder};
 
@@ -150,6 +150,16 @@ enum Event {
     OutOfMemory(u64, Option<u64>),
 }
 
+impl Event {
+    const fn request(&self) -> Option<Request> {
+        match self {
+            Self::Alloc(_, block) => Some(Request::Allocated(block.bytes)),
+            Self::OutOfMemory(bytes, _) => Some(Request::Refused(*bytes)),
+            _ => None,
+        }
+    }
+}
+
 struct Recording {
     builder: TraceBuilder,
     /// With their lines.
@@ -202,6 +212,8 @@ impl Recording {
         self.allocate_earlier()?;
         let mut mapped = MappedLines::default();
         let mut refusals = Refusals::default();
+        let requests = self.events.iter().filter_map(|(line, event)| Some((*line, event.request()?)));
+        let ending = refusals::ending(requests);
         for (line, event) in self.events {
             let fault = |error| Fault::new(Location::Line(line), why(&error));
             match event {
@@ -214,7 +226,8 @@ impl Recording {
                     let block = Block { bytes, stream: 0, pool: 0, stack: 0 };
                     let seen = mapped.now().zip(free_bytes);
                     let seen = seen.map(|(mapped_bytes, free_bytes)| SeenMemory { mapped_bytes, free_bytes });
-                    refusals.add(&mut self.builder, block, seen).map_err(fault)?;
+                    let is_end = ending == Some(line);
+                    refusals.add(&mut self.builder, block, seen, is_end).map_err(fault)?;
                 }
             }
         }
@@ -228,7 +241,7 @@ impl Recording {
         }
         let settings = if kind == "pytorch" { settings.trim().to_owned() } else { String::new() };
         let mapped_bytes = mapped.after_steps(self.builder.len());
-        let refused = refusals.last();
+        let refused = refusals.ended();
         let card = head.card.map(|CardSizes { total_bytes, taken_bytes }| Card {
             total_bytes,
             taken_bytes,

@@ -139,9 +139,9 @@ fn each_step_maps_what_the_card_had() {
     }
 }
 
-/// As far as a smaller card gets. A load that failed and fits here had a limit.
+/// One that fails where the recorder's did. A load that failed and fits here had a limit.
 #[test]
-fn the_answer_says_so_also_where_memory_lacks() {
+fn a_run_that_fails_elsewhere_is_not_as_recorded() {
     let mut trace = recording("moe");
     let setup = "cumem".parse().unwrap();
     let last = |trace: &Trace, total_bytes: u64| {
@@ -149,10 +149,16 @@ fn the_answer_says_so_also_where_memory_lacks() {
         let run = replay(trace, &setup, card).unwrap();
         (run.fits(), answer(trace, &[run]).unwrap().notes.pop().unwrap())
     };
-    let same = "What was recorded had 31.06 GiB mapped at most, step by step as `cumem`.";
-    assert_eq!(last(&trace, 30 << 30), (false, same.to_owned()));
+    let most = "What was recorded had 31.06 GiB mapped at most";
+    assert_eq!(last(&trace, 40 << 30), (true, format!("{most}, step by step as `cumem`.")));
+    assert_eq!(last(&trace, 30 << 30), (false, format!("{most}.")));
+    let card = Card { total_bytes: 30 << 30, taken_bytes: 0, budget_bytes: None };
+    let failure = replay(&trace, &setup, card).unwrap().failure.unwrap();
+    let refusal = Refusal { step: failure.step, asked_bytes: failure.asked_bytes, usable_bytes: None };
+    trace.recorded.as_mut().unwrap().refused = Some(refusal);
+    assert_eq!(last(&trace, 30 << 30), (false, format!("{most}, step by step as `cumem`.")));
     // Too little of it to say so.
-    assert_eq!(last(&trace, 5 << 30), (false, "What was recorded had 31.06 GiB mapped at most.".to_owned()));
+    assert_eq!(last(&trace, 5 << 30), (false, format!("{most}.")));
     let refusal = Refusal { step: 600, asked_bytes: 3 << 20, usable_bytes: None };
     trace.recorded.as_mut().unwrap().refused = Some(refusal);
     let failed = "What was recorded had no 3 MiB left. If a limit was the reason, say --budget.";

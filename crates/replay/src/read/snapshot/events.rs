@@ -4,6 +4,7 @@
 
 use super::view::View;
 use crate::read::fault::{Fault, Location};
+use crate::read::refusals::Request;
 use crate::read::value::{Text, Value};
 
 /// What an entry says.
@@ -66,6 +67,15 @@ impl Entry {
             Action::SegmentAlloc | Action::SegmentMap => self.bytes.into(),
             Action::SegmentFree | Action::SegmentUnmap => -i128::from(self.bytes),
             _ => 0,
+        }
+    }
+
+    /// What was asked for.
+    pub(super) const fn request(&self) -> Option<Request> {
+        match self.action {
+            Action::Alloc => Some(Request::Allocated(self.bytes)),
+            Action::OutOfMemory => Some(Request::Refused(self.bytes)),
+            _ => None,
         }
     }
 }

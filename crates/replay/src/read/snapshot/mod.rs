@@ -25,7 +25,7 @@ use self::frames::{FrameTexts, Stacks};
 use self::history::{Area, History, Live};
 use self::view::View;
 use super::fault::{DUMP, Fault, Location, lived_before, why};
-use super::refusals::{Refusals, SeenMemory};
+use super::refusals::{self, Refusals, SeenMemory};
 use super::value::{Arena, Value};
 use crate::card::Card;
 use crate::trace::{Block, Recorded, StackNumber, Trace, TraceBuilder};
@@ -302,6 +302,8 @@ impl<'f, 'v> Building<'f, 'v> {
     ) -> Result<Recorded, Fault> {
         let mut emptied = 0_usize;
         let mut run = None;
+        let requests = entries.iter().enumerate();
+        let ending = refusals::ending(requests.filter_map(|(at, entry)| Some((at, entry.request()?))));
         for (at, entry) in entries.iter().enumerate() {
             let place = self.place(at);
             self.begin_phases(self.phases.len(), entry.time_us);
@@ -328,7 +330,7 @@ impl<'f, 'v> Building<'f, 'v> {
                 self.builder.free(entry.address).map_err(|error| Fault::new(place, why(&error)))?;
             } else if entry.action == Action::OutOfMemory {
                 let mapped_bytes = mapped.as_ref().map(|mapped| mapped.now);
-                self.ask_in_vain(entry, mapped_bytes, place)?;
+                self.ask_in_vain(entry, mapped_bytes, place, ending == Some(at))?;
             }
             if let Some(mapped) = &mut mapped {
                 mapped.fill(self.builder.len());
@@ -339,7 +341,7 @@ impl<'f, 'v> Building<'f, 'v> {
             self.builder.note(format!("{seen}: {emptied}."));
         }
         let mapped_bytes = mapped.map(Mapped::finish).unwrap_or_default();
-        Ok(Recorded { settings: String::new(), mapped_bytes, refused: self.refusals.last() })
+        Ok(Recorded { settings: String::new(), mapped_bytes, refused: self.refusals.ended() })
     }
 
     /// Whether segments that go back, the first with these frames, mean that the cache is emptied.
@@ -350,19 +352,20 @@ impl<'f, 'v> Building<'f, 'v> {
         Ok(is_emptied && !self.frames.are_own(frames, place)?)
     }
 
-    /// It was asked for, and so it is a part of what the load needs.
+    /// Where that ended the load, what was asked for is a part of what it needs.
     fn ask_in_vain(
         &mut self,
         entry: &Entry,
         mapped_bytes: Option<u64>,
         place: Location,
+        is_end: bool,
     ) -> Result<(), Fault> {
         let stack = self.frames.stack(entry.frames, &mut self.stacks, &mut self.builder, place)?;
         let block = self.block(entry.bytes, entry.stream, (0, 0), stack);
         let free_bytes = Some(entry.address).filter(|bytes| *bytes != u64::MAX);
         let seen = mapped_bytes.zip(free_bytes);
         let seen = seen.map(|(mapped_bytes, free_bytes)| SeenMemory { mapped_bytes, free_bytes });
-        let added = self.refusals.add(&mut self.builder, block, seen);
+        let added = self.refusals.add(&mut self.builder, block, seen, is_end);
         added.map_err(|error| Fault::new(place, why(&error)))
     }
 

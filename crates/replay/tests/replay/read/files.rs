@@ -282,6 +282,39 @@ fn free(address: u64) -> String {
     format!(r#"{{"action":"free_completed","addr":{address},"size":5}}"#)
 }
 
+/// A program may catch the error and go on with less, and one that dies may print a line.
+#[test]
+fn only_the_refusal_that_ended_a_load_is_a_step() {
+    let alloc = |address: u64, size: u64| format!(r#"{{"action":"alloc","addr":{address},"size":{size}}}"#);
+    let refused = r#"{"action":"oom","size":40,"device_free":10}"#.to_owned();
+    let of = |after: &[String]| {
+        let entries = [&[alloc(16, 90), refused.clone()], after].concat().join(",");
+        let file = format!(
+            r#"{{"segments":[{{"address":16,"total_size":100,"blocks":[]}}],"device_traces":[[{entries}]]}}"#
+        );
+        let [trace] = read("a.json", file.as_bytes()).unwrap().try_into().unwrap();
+        (trace.card.unwrap().usable_bytes(), trace.ended_by().map(|refusal| refusal.step), trace)
+    };
+    let (usable, ended, trace) = of(&[alloc(32, 20), alloc(48, 20)]);
+    assert_eq!((usable, ended, trace.live_bytes()), (110, None, vec![90, 110, 130]));
+    assert_eq!(trace.notes[0], "Memory lacked at step 2, and the program went on.");
+    assert!(
+        trace.notes[1].starts_with("When memory lacked at step 2, 100 B were mapped"),
+        "{:?}",
+        trace.notes
+    );
+    let (usable, ended, trace) = of(&[refused.clone(), alloc(32, 40)]);
+    assert_eq!((usable, ended, trace.live_bytes()), (110, None, vec![90, 130]));
+    assert!(
+        trace.notes[0].starts_with("Memory lacked 2 times, the last time at step 2, "),
+        "{:?}",
+        trace.notes
+    );
+    let (usable, ended, trace) = of(&[alloc(32, 1)]);
+    assert_eq!((usable, ended, trace.live_bytes()), (110, Some(1), vec![90, 130, 90, 91]));
+    assert_eq!(trace.notes.len(), 1, "{:?}", trace.notes);
+}
+
 #[test]
 fn contradictions_have_their_device_and_entry() {
     for (entries, text) in [
