@@ -126,7 +126,7 @@ fn hand_out(
     match printed {
         Some(printed) => files.push(archive::pack(&wheel.target(), &program, printed, [&work, folder])?),
         None => {
-            note(&format!("!!! no archive for {}: its pages need a wheel for {ARCH}", wheel.architecture))
+            note(&format!("!!! no archive for {}: its pages need a wheel for {ARCH}", wheel.architecture));
         }
     }
     let size_kib = built.size_bytes()?.div_ceil(1024);

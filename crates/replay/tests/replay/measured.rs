@@ -91,7 +91,7 @@ const BESIDE_BYTES: u64 = 128 << 20;
 
 fn recording(name: &str) -> Trace {
     let path = format!("{}/tests/fixtures/measured/{name}.jsonl", env!("CARGO_MANIFEST_DIR"));
-    let mut traces = read(name, &fs::read(path).unwrap()).unwrap();
+    let mut traces = read(name, fs::read(path).unwrap()).unwrap();
     assert_eq!(traces.len(), 1);
     traces.remove(0)
 }

@@ -100,7 +100,7 @@ async fn a_look_that_is_under_way_does_not_count_after_a_reload() {
     machine.set_fault(URL, Fault::Silent);
     let failed = async {
         while failed_looks(&mut events).is_empty() {
-            sleep(Duration::from_millis(1)).await
+            sleep(Duration::from_millis(1)).await;
         }
     };
     timeout(STUCK, failed).await.expect("no look failed");

@@ -12,7 +12,7 @@ const MIB: u64 = 1 << 20;
 
 fn fixture(name: &str) -> Result<Vec<Trace>, ReadError> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
-    read(name, &fs::read(path).unwrap())
+    read(name, fs::read(path).unwrap())
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn code_is_refused_and_not_run() {
 #[test]
 fn the_load_in_the_documents_is_a_trace() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/images/churn-moe.csv");
-    let traces = read("churn-moe.csv", &fs::read(path).unwrap()).unwrap();
+    let traces = read("churn-moe.csv", fs::read(path).unwrap()).unwrap();
     let peak = traces[0].live_bytes().into_iter().max();
     assert_eq!((traces[0].steps.len(), peak), (672, Some(24_251 << 20)));
     assert_eq!(traces[0].recorded.as_ref().unwrap().mapped_bytes.len(), 672);
