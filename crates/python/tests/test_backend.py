@@ -98,7 +98,8 @@ def test_an_editable_installation_keeps_the_library(
     library = backend.PRELOAD.read_text()
     backend.PRELOAD.write_text("of this installation")
     backend.build_wheel("out")
-    assert library == "of a test" and backend.PRELOAD.read_text() == "of this installation"
+    assert library == "of a test"
+    assert backend.PRELOAD.read_text() == "of this installation"
 
 
 def test_a_failed_build_packs_nothing(
