@@ -5,6 +5,7 @@ mod input;
 mod report;
 mod show;
 
+use std::cmp::Reverse;
 use std::fs::{self, OpenOptions};
 use std::path::Path;
 use std::{io, thread};
@@ -53,9 +54,17 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ReplayReport, Failure> {
         found.push(replay_trace(args, trace, case.as_ref())?);
     }
     if let Some(path) = &args.html {
-        let shown = traces.iter().zip(&found);
+        let mut shown: Vec<_> = traces.iter().zip(&found).collect();
+        // The worst first, as in the answer.
+        shown.sort_by_key(|(_, (replayed, _))| Reverse(replayed.badness()));
         let shown: Vec<PageTrace<'_>> = shown
-            .map(|(trace, (replayed, runs))| PageTrace { trace, runs, answer: &replayed.said })
+            .into_iter()
+            .map(|(trace, (replayed, runs))| PageTrace {
+                trace,
+                runs,
+                answer: &replayed.said,
+                notes: &replayed.answer.notes,
+            })
             .collect();
         write(path, &page::page(&shown)?)?;
     }

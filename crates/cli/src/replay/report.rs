@@ -31,7 +31,7 @@ pub(crate) struct Replayed {
 
 impl Replayed {
     /// What fails first, then what needs most of its card.
-    fn badness(&self) -> (u8, i128) {
+    pub(super) fn badness(&self) -> (u8, i128) {
         let verdict = match self.answer.verdict {
             Verdict::DoesNotFit => 2,
             Verdict::FitsSoFar => 1,

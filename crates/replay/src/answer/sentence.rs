@@ -122,20 +122,26 @@ pub(super) fn advice(trace: &Trace, runs: &[Run], answer: &Answer) -> Vec<String
     };
     match answer.verdict {
         Verdict::Fits | Verdict::FitsSoFar => saving(asked, &answer.rows).into_iter().collect(),
-        Verdict::DoesNotFit => match answer.rows.iter().find(|row| row.fits()) {
-            Some(row) => vec![format!("For `{}`: {}.", row.setup, row.typed)],
-            None => shrinking(trace, run, answer).into_iter().collect(),
-        },
+        // One that changes only a setting comes before another allocator. The rows come by their needs.
+        Verdict::DoesNotFit => {
+            match answer.rows.iter().filter(|row| row.fits()).min_by_key(|row| !row.is_like(asked)) {
+                Some(row) => vec![format!("For `{}`: {}.", row.setup, row.typed)],
+                None => shrinking(trace, run, answer).into_iter().collect(),
+            }
+        }
     }
 }
 
-/// The setup that needs least, if that is less than what is asked about.
+/// The setup that needs least, if that is less than what is asked about. One that changes only a setting comes first.
 fn saving(asked: &Row, rows: &[Row]) -> Option<String> {
     let saves = |of: &dyn Fn(&Row) -> Option<u64>| {
         let own = of(asked)?;
-        let fitting = rows.iter().filter(|row| row.fits());
-        let (bytes, row) = fitting.filter_map(|row| Some((of(row)?, row))).min_by_key(|(bytes, _)| *bytes)?;
-        let less = own.checked_sub(bytes).filter(|less| less.saturating_mul(SAVES) >= own)?;
+        let saved = |row: &Row| {
+            let less = own.checked_sub(of(row)?).filter(|less| less.saturating_mul(SAVES) >= own)?;
+            Some((of(row)?, less))
+        };
+        let saving = rows.iter().filter(|row| row.fits()).filter_map(|row| Some((row, saved(row)?)));
+        let (row, (bytes, less)) = saving.min_by_key(|(row, (bytes, _))| (!row.is_like(asked), *bytes))?;
         Some((row, ByteSize(bytes), ByteSize(less)))
     };
     let needs = saves(&|row| row.needs_bytes);

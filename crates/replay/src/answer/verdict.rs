@@ -105,6 +105,11 @@ impl Row {
         }
     }
 
+    /// Whether both are of one allocator, by its name before the settings.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        self.setup.split(':').next() == other.setup.split(':').next()
+    }
+
     pub(super) fn fits(&self) -> bool {
         self.verdict != Verdict::DoesNotFit
     }

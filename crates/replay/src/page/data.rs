@@ -89,7 +89,7 @@ struct HoldersData {
 }
 
 pub(super) fn json(shown: &PageTrace<'_>) -> Result<String, ReplayError> {
-    let PageTrace { trace, runs, answer } = *shown;
+    let PageTrace { trace, runs, answer, notes } = *shown;
     let live = trace.live_bytes();
     let chosen = chosen::chosen(trace, &live, runs);
     let steps: Vec<usize> = chosen.keys().copied().collect();
@@ -123,7 +123,7 @@ pub(super) fn json(shown: &PageTrace<'_>) -> Result<String, ReplayError> {
     let data = Data {
         name: &trace.name,
         answer: shortened(answer),
-        notes: &trace.notes,
+        notes,
         steps: trace.steps.len(),
         ended: trace.ended_by().map(|refusal| refusal.step + 1),
         total: runs.iter().map(|run| run.card.total_bytes).max().unwrap_or(0),

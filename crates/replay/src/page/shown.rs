@@ -19,7 +19,7 @@ use crate::trace::Trace;
 ///
 /// let card = Card { total_bytes: 1 << 30, taken_bytes: 0, budget_bytes: None };
 /// let run = replay(&trace, &"pytorch".parse()?, card)?;
-/// let shown = PageTrace { trace: &trace, runs: &[run], answer: "It fits." };
+/// let shown = PageTrace { trace: &trace, runs: &[run], answer: "It fits.", notes: &[] };
 /// assert!(page(&[shown])?.starts_with("<!doctype html>"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -31,4 +31,6 @@ pub struct PageTrace<'a> {
     pub runs: &'a [Run],
     /// Sentences: whether it fits, and what would make it fit.
     pub answer: &'a str,
+    /// What is not exact.
+    pub notes: &'a [String],
 }

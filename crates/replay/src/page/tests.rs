@@ -45,7 +45,7 @@ fn runs(trace: &Trace, total_bytes: u64) -> Vec<Run> {
 }
 
 fn page_of(trace: &Trace, runs: &[Run]) -> String {
-    page(&[PageTrace { trace, runs, answer: MARKUP }]).unwrap()
+    page(&[PageTrace { trace, runs, answer: MARKUP, notes: &trace.notes }]).unwrap()
 }
 
 fn data_of(page: &str) -> Value {

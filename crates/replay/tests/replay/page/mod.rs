@@ -57,7 +57,7 @@ fn write_page(path: &Path, total_bytes: u64) {
 }
 
 fn page_of(trace: &Trace, runs: &[Run], answer: &str) -> String {
-    page(&[PageTrace { trace, runs, answer }]).unwrap()
+    page(&[PageTrace { trace, runs, answer, notes: &trace.notes }]).unwrap()
 }
 
 #[test]
