@@ -20,7 +20,7 @@ const NAME: &str = "poorwill";
 const LIBRARY: &str = "poorwill/_native.abi3.so";
 
 /// The largest wheel, as people fetch it.
-const SIZE_MAX_BYTES: u64 = 13_500_000;
+const SIZE_MAX_BYTES: u64 = 12_000_000;
 
 /// What maturin packs beside the module, by the names of cargo's files.
 const PRELOAD: &str = "libpoorwill_preload.so";
