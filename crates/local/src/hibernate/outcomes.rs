@@ -1,17 +1,22 @@
 //! What the commands find and do, as JSON has it.
 
+use std::path::PathBuf;
+
 use poorwill::hibernation::{HibernateError, Hibernator, ProcessInspection, ProcessState, Recovered};
 use serde::Serialize;
 
 /// Where processes stand.
 #[derive(Debug, Serialize)]
 pub(super) struct States {
+    /// In the order of the request.
     pub(super) processes: Vec<StateOf>,
 }
 
 #[derive(Debug, Serialize)]
 pub(super) struct StateOf {
+    /// The process.
     pub(super) pid: u32,
+    /// Where it stands.
     pub(super) state: ProcessState,
 }
 
@@ -25,15 +30,19 @@ impl States {
 /// What processes hold, and what they would take together.
 #[derive(Debug, Serialize)]
 pub(super) struct Inspections {
+    /// In the order of the request.
     pub(super) processes: Vec<InspectionOf>,
+    /// Host memory that hibernating them takes. `None` where the driver keeps no figure.
     pub(super) host_bytes: Option<u64>,
 }
 
 #[derive(Debug, Serialize)]
 pub(super) struct InspectionOf {
+    /// The process.
     pub(super) pid: u32,
     #[serde(flatten)]
     pub(super) inspection: ProcessInspection,
+    /// Host memory that hibernating it takes. `None` where the driver keeps no figure.
     host_bytes: Option<u64>,
 }
 
@@ -50,7 +59,11 @@ impl Inspections {
     }
 }
 
+/// What a recovery found in the journal.
 #[derive(Debug, Serialize)]
 pub(super) struct RecoveredSets {
+    /// Processes of sets whose callers have ended.
     pub(super) recovered: Vec<Recovered>,
+    /// Entries that are not understood, under their new names. Their processes may still hibernate, or be locked.
+    pub(super) set_aside: Vec<PathBuf>,
 }

@@ -1,6 +1,7 @@
 //! What the command and the helper ask of the hibernator.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use poorwill::hibernation::{
@@ -40,15 +41,24 @@ pub(super) fn options(processes: Option<PathBuf>, journal: Option<PathBuf>) -> H
     }
 }
 
+/// Entries that were warned of. A process has one hibernator.
+static WARNED_OF: AtomicUsize = AtomicUsize::new(0);
+
+/// Of those that came since the last call.
 pub(super) fn warn_of_unreadable(hibernator: &Hibernator) {
-    for path in hibernator.unreadable_entries() {
+    let entries = hibernator.unreadable_entries();
+    let known = WARNED_OF.fetch_max(entries.len(), Ordering::Relaxed);
+    for path in entries.iter().skip(known) {
         failure::warn(&format!(
-            "an entry of the journal is not understood, and was set aside: {}",
+            "an entry of the journal is not understood, and was set aside: {}; its processes may still hibernate, or be \
+             locked: name it .set again, and recover with the version that wrote it",
             path.display()
         ));
     }
 }
 
 pub(super) fn recover(hibernator: &Hibernator) -> Result<RecoveredSets, HibernateError> {
-    Ok(RecoveredSets { recovered: hibernator.recover()? })
+    let recovered = hibernator.recover()?;
+    warn_of_unreadable(hibernator);
+    Ok(RecoveredSets { recovered, set_aside: hibernator.unreadable_entries() })
 }

@@ -169,7 +169,9 @@ impl Helper {
         let left = Mutex::new(left);
         self.run("poorwill-recovery", move |hibernator| {
             let left = mem::take(&mut *left.lock().unwrap_or_else(PoisonError::into_inner));
-            match hibernator.recover_sets(left) {
+            let recovered = hibernator.recover_sets(left);
+            requests::warn_of_unreadable(hibernator);
+            match recovered {
                 Ok(recovered) if recovered.is_empty() => Ok(()),
                 Ok(recovered) => write_line(&line_of(&recovered)),
                 Err(error) => {
@@ -181,7 +183,11 @@ impl Helper {
     }
 
     fn begin(&mut self, line: Vec<u8>) {
-        self.run("poorwill-request", move |hibernator| write_line(&answer(hibernator, &line)));
+        self.run("poorwill-request", move |hibernator| {
+            let answer = answer(hibernator, &line);
+            requests::warn_of_unreadable(hibernator);
+            write_line(&answer)
+        });
     }
 
     /// On a thread of its own.

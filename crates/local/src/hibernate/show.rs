@@ -1,7 +1,7 @@
 //! Processes that hibernate, resume, or were found in the journal.
 
 use poorwill::hibernation::{
-    HibernateReport, HibernatedProcess, ProcessState, Recovered, ResumeReport, ResumedProcess,
+    HibernateReport, HibernatedProcess, ProcessState, ResumeReport, ResumedProcess,
 };
 
 use super::outcomes::{Inspections, RecoveredSets, States};
@@ -52,11 +52,15 @@ fn inspected(inspections: &Inspections) -> String {
     format!("{table}\n{takes}\n")
 }
 
-fn recovered(processes: &[Recovered]) -> String {
-    if processes.is_empty() {
+fn recovered(sets: &RecoveredSets) -> String {
+    let RecoveredSets { recovered, set_aside } = sets;
+    if recovered.is_empty() && set_aside.is_empty() {
         return "Nothing was left behind.\n".to_owned();
     }
-    processes.iter().map(|process| format!("{process}\n")).collect()
+    let recovered = recovered.iter().map(|process| format!("{process}\n"));
+    let set_aside =
+        set_aside.iter().map(|path| format!("not understood, and set aside: {}\n", path.display()));
+    recovered.chain(set_aside).collect()
 }
 
 /// In JSON `unknown` where it cannot be read.
@@ -91,5 +95,5 @@ shown! {
     ResumeReport: resumed;
     States: states;
     Inspections: inspected;
-    RecoveredSets: |outcome: &Self| recovered(&outcome.recovered);
+    RecoveredSets: recovered;
 }

@@ -47,11 +47,7 @@ impl Place {
     }
 
     fn helper(&self) -> Helper {
-        let mut child = OwnedChild::start(self.command(&["--serve"]).stdin(Stdio::piped()));
-        let output = BufReader::new(child.stdout.take().unwrap()).lines();
-        let (sender, lines) = mpsc::channel();
-        thread::spawn(move || output.map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        Helper { stdin: child.stdin.take(), child, lines }
+        Helper::start(&mut self.command(&["--serve"]))
     }
 
     fn journal(&self) -> Vec<String> {
@@ -76,6 +72,14 @@ struct Helper {
 }
 
 impl Helper {
+    fn start(command: &mut Command) -> Self {
+        let mut child = OwnedChild::start(command.stdin(Stdio::piped()));
+        let output = BufReader::new(child.stdout.take().unwrap()).lines();
+        let (sender, lines) = mpsc::channel();
+        thread::spawn(move || output.map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        Self { stdin: child.stdin.take(), child, lines }
+    }
+
     fn ready(&mut self) -> Value {
         self.answer()["ready"].clone()
     }
@@ -198,6 +202,47 @@ fn bad_input_gets_a_sentence_and_changes_nothing() {
     let elsewhere =
         command(place.0.path(), ["hibernate", "--processes=engines", "--journal=/proc/x", "--recover"]);
     Ran::from({ elsewhere }.output().unwrap()).failed(&["/proc/x", "choose another folder"]);
+}
+
+#[test]
+fn a_recovery_names_entries_that_it_does_not_understand() {
+    let place = Place::new();
+    let journal = place.0.join("journal");
+    assert_eq!(place.run(&["--recover", "--json"]).json(), json!({ "recovered": [], "set_aside": [] }));
+    for (name, args) in [("a", &["--recover"][..]), ("b", &["--recover", "--json"])] {
+        std::fs::write(journal.join(name).with_extension("set"), "garbage").unwrap();
+        let aside = std::fs::canonicalize(&journal).unwrap().join(name).with_extension("unreadable");
+        let ran = place.run(args);
+        assert!(
+            ran.stderr.starts_with("warning: ") && ran.stderr.contains(aside.to_str().unwrap()),
+            "{ran:?}"
+        );
+        if name == "a" {
+            assert!(ran.stdout.contains(aside.to_str().unwrap()), "{ran:?}");
+            assert!(!ran.stdout.contains("Nothing was left behind"), "{ran:?}");
+        } else {
+            assert_eq!(ran.json(), json!({ "recovered": [], "set_aside": [aside] }));
+        }
+    }
+    assert_eq!(place.run(&["--recover"]).succeeded(), "Nothing was left behind.\n");
+}
+
+#[test]
+fn a_helper_warns_of_entries_that_come_later() {
+    let place = Place::new();
+    let path = place.0.join("stderr");
+    let stderr = std::fs::File::create(&path).unwrap();
+    let mut helper = Helper::start(place.command(&["--serve"]).stderr(stderr));
+    helper.ready();
+    std::fs::write(place.0.join("journal/later.set"), "garbage").unwrap();
+    for id in 0..2 {
+        helper.ask(&json!({ "id": id, "op": "recover" }));
+        let answer = helper.answer();
+        assert!(answer["ok"]["set_aside"][0].as_str().unwrap().ends_with("/later.unreadable"), "{answer}");
+    }
+    assert_eq!(helper.end(), Vec::<Value>::new());
+    let warnings = std::fs::read_to_string(path).unwrap();
+    assert_eq!(warnings.matches("later.unreadable").count(), 1, "{warnings}");
 }
 
 #[test]
