@@ -9,7 +9,7 @@ use crate::steps::Failure;
 /// What mdBook calls the page of a folder: it renames `README.md` to it, but not the links there.
 const OF_FOLDER: (&str, &str) = ("README.md", "index.md");
 
-/// Copies all files, with links that leave the folder as plain text.
+/// Copies all files, with links that leave the folder as plain text and paths.
 pub(super) fn copy(docs: &Path, to: &Path) -> Result<(), Failure> {
     let failed = |path: &Path| {
         let path = path.to_owned();
@@ -40,7 +40,7 @@ pub(super) fn unlisted(docs: &Path) -> Result<Vec<String>, Failure> {
     Ok(pages.filter(|name| name != "SUMMARY.md" && !summary.contains(&format!("]({name})"))).collect())
 }
 
-/// A page whose links that leave the folder are plain text. `name` is the page's path from there.
+/// A page whose links that leave the folder are plain text, with the path from the root of the checkout. `name` is the page's path from there.
 fn alone(name: &str, page: &str) -> String {
     let depth = name.matches('/').count();
     let mut fenced = false;
@@ -62,10 +62,14 @@ fn line_alone(depth: usize, line: &str) -> String {
         let target = rest[middle + 2..].split([')', ' ']).next().unwrap_or_default();
         let begin = rest[..middle].rfind('[');
         let end = rest[middle..].find(')').map(|at| middle + at + 1);
-        match (begin, end) {
-            (Some(begin), Some(end)) if leaves(depth, target) => {
+        match (begin, end, outside(depth, target)) {
+            (Some(begin), Some(end), Some(path)) => {
+                let words = &rest[begin + 1..middle];
                 text.push_str(rest[..begin].trim_end_matches('!'));
-                text.push_str(&rest[begin + 1..middle]);
+                text.push_str(words);
+                if !words.contains(&path) {
+                    text.push_str(&format!(" (`{path}`)"));
+                }
                 rest = &rest[end..];
             }
             _ => {
@@ -81,18 +85,19 @@ fn line_alone(depth: usize, line: &str) -> String {
     text + rest
 }
 
-/// Whether a relative target leads above the folder that the page lies `depth` folders below.
-fn leaves(depth: usize, target: &str) -> bool {
-    let mut depth = i64::try_from(depth).unwrap_or(i64::MAX);
-    !target.contains("://")
-        && target.split('/').any(|part| {
-            depth += match part {
-                ".." => -1,
-                "" | "." => 0,
-                _ => 1,
-            };
-            depth < 0
-        })
+/// Where a relative target leads from the root of the checkout, if it leaves the folder that the page lies `depth`
+/// folders below.
+fn outside(depth: usize, target: &str) -> Option<String> {
+    let (mut folders, mut path) = (depth + 1, Vec::new());
+    let target = if target.contains("://") { "" } else { target };
+    for part in target.split('#').next().unwrap_or_default().split('/') {
+        match part {
+            ".." if path.pop().is_none() => folders = folders.saturating_sub(1),
+            ".." | "" | "." => {}
+            part => path.push(part),
+        }
+    }
+    (folders == 0).then(|| path.join("/"))
 }
 
 #[cfg(test)]
@@ -112,8 +117,13 @@ mod tests {
     fn links_that_leave_become_text() {
         let page = "See [the code](../crates/core/src/lib.rs), [here](vllm.md#a) and [`x`](adr/../../README.md \"t\").\n\
                     ```sh\n[a](../b)\n```\n![picture](../x.svg) [web](https://example.org/../a)\n";
-        let expected = "See the code, [here](vllm.md#a) and `x`.\n```sh\n[a](../b)\n```\npicture [web](https://example.org/../a)\n";
+        let expected = "See the code (`crates/core/src/lib.rs`), [here](vllm.md#a) and `x` (`README.md`).\n\
+                        ```sh\n[a](../b)\n```\npicture (`x.svg`) [web](https://example.org/../a)\n";
         assert_eq!(alone("index.md", page), expected);
-        assert_eq!(alone("adr/1.md", "[a](../design.md) [b](../../README.md)"), "[a](../design.md) b");
+        assert_eq!(
+            alone("adr/1.md", "[a](../design.md) [b](../../README.md)"),
+            "[a](../design.md) b (`README.md`)"
+        );
+        assert_eq!(alone("a.md", "[`contrib/x`](../contrib/x#y)"), "`contrib/x`");
     }
 }
