@@ -6,4 +6,5 @@ mod arrows_inside;
 mod commands;
 mod held;
 mod peers;
+mod reference;
 mod tidy;

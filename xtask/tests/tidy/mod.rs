@@ -12,7 +12,7 @@ mod modules;
 mod prose;
 mod roots;
 mod safety;
-mod tree;
+pub(crate) mod tree;
 mod types;
 mod vocabulary;
 mod words;
@@ -159,8 +159,8 @@ fn generated_pages_say_so_first() {
     let pages = files.iter().filter(|file| file.path.starts_with("docs/") && is_generated(&file.text));
     let mut pages: Vec<&str> = pages.map(|file| file.path.as_str()).collect();
     pages.sort_unstable();
-    let names = ["commands.md", "metrics.md", "python.md", "rotation-config.md", "vllm-settings.md"];
-    assert_eq!(pages, names.map(|name| format!("docs/reference/{name}")));
+    let names = ["commands", "metrics", "python", "recording", "rotation-config", "vllm-settings"];
+    assert_eq!(pages, names.map(|name| format!("docs/reference/{name}.md")));
 }
 
 #[test]

@@ -102,7 +102,7 @@ pub(crate) fn crates() -> Vec<Crate> {
 }
 
 /// As cargo says now: checkouts that share a target folder share this test's program.
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     let own = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     Path::new(&own).parent().expect("xtask lies in the workspace").to_owned()
 }

@@ -1,4 +1,5 @@
-//! `docs/reference/commands.md` is what the command prints, and lists every environment variable that is read.
+//! `docs/reference/commands.md` is what the command prints, and lists every environment variable that is read. The
+//! example of `recording.md` beside it is read.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,7 @@ use crate::support::{Folder, run};
 /// Parts of names of environment variables in the sources.
 const VARIABLES: [&str; 5] = ["POORWILL_", "VLLM_", "CUDA_DEVICE_", "CUDA_MPS_", "_VISIBLE_DEVICES"];
 
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
@@ -113,4 +114,19 @@ fn the_small_program_knows_which_commands_it_lacks() {
     services.sort_unstable();
     known.sort_unstable();
     assert_eq!(services, known);
+}
+
+#[test]
+fn the_example_of_a_recording_is_read() {
+    let folder = Folder::new();
+    let page = fs::read_to_string(root().join("docs/reference/recording.md")).unwrap();
+    let example = page.split("```json\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    folder.write("example.jsonl", example);
+    let report = run(&folder, &["replay", "example.jsonl", "--json"]).json();
+    let trace = &report["traces"][0];
+    assert_eq!(trace["verdict"], "fits", "{trace}");
+    assert_eq!((&trace["total_bytes"], &trace["live_peak_bytes"]), (&(1 << 30).into(), &(6 << 20).into()));
+    let row = trace["rows"].as_array().unwrap().iter().find(|row| row["setup"] == trace["setup"]).unwrap();
+    assert_eq!((&row["peak_phase"], &row["live_bytes"]), (&"load".into(), &(4 << 20).into()), "{row}");
+    assert_eq!(trace["recorded_peak_bytes"], 22 << 20, "{trace}");
 }
