@@ -13,7 +13,7 @@ const HEAD: &str = "\
 # Commands
 
 The result goes to standard output, messages and progress to standard error.
-With `--json` standard output has one JSON object. If there is no result, it is `{\"error\": \"TEXT\"}`.
+With `--json` standard output has one JSON object ([keys](json.md)). If there is no result, it is `{\"error\": \"TEXT\"}`.
 After wrong arguments, and for the service of `rotate`, standard output is empty; the service's log lines are on standard error.
 Every command has `--help`, and `poorwill --version` prints the version.
 

@@ -1,6 +1,9 @@
 //! Pages of `docs/reference` that come from the sources: written with `POORWILL_BLESS=1`, compared without.
 
+mod json;
 mod recording;
+mod serialized;
+mod wording;
 
 use std::fs;
 
@@ -20,6 +23,11 @@ fn check(page: &str, text: &str) {
     let committed = fs::read_to_string(&path).unwrap_or_default();
     let line = committed.lines().zip(text.lines()).position(|(old, new)| old != new);
     assert!(committed == text, "{page} is stale at line {line:?}; its first line says how to write it");
+}
+
+#[test]
+fn json_reference() {
+    check("json.md", &json::page(&files()));
 }
 
 #[test]

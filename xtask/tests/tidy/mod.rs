@@ -159,7 +159,7 @@ fn generated_pages_say_so_first() {
     let pages = files.iter().filter(|file| file.path.starts_with("docs/") && is_generated(&file.text));
     let mut pages: Vec<&str> = pages.map(|file| file.path.as_str()).collect();
     pages.sort_unstable();
-    let names = ["commands", "metrics", "python", "recording", "rotation-config", "vllm-settings"];
+    let names = ["commands", "json", "metrics", "python", "recording", "rotation-config", "vllm-settings"];
     assert_eq!(pages, names.map(|name| format!("docs/reference/{name}.md")));
 }
 

@@ -46,9 +46,13 @@ const VICTIM: usize = 0;
 
 #[derive(Debug, Serialize)]
 pub(crate) struct FleetDemoReport {
+    /// How long it ran.
     seconds: f64,
+    /// All requests.
     requests: u64,
+    /// Answers that were equal to the model's first one.
     right: u64,
+    /// Answers that differed.
     wrong: u64,
     /// Requests that were refused or broke off, by what was said.
     failed: BTreeMap<String, u64>,

@@ -18,7 +18,10 @@ use poorwill_local::failure::{CommandOutput, Failure};
 #[serde(untagged)]
 pub(crate) enum FleetReply {
     Status(FleetStatus),
-    Wish { wish: String },
+    Wish {
+        /// What is wished now, as a sentence.
+        wish: String,
+    },
 }
 
 impl CommandOutput for FleetReply {

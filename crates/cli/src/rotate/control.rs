@@ -29,16 +29,22 @@ pub(crate) enum Reply {
 /// The last lines of an engine's output.
 #[derive(Debug, Serialize)]
 pub(crate) struct LogReply {
+    /// Its name.
     model: String,
+    /// The oldest first.
     lines: Vec<String>,
 }
 
 /// State of the model after an accepted command, which may still be running.
 #[derive(Debug, Serialize)]
 pub(crate) struct CommandReply {
+    /// Its name.
     model: String,
+    /// As it was given, such as `wake` or `pin --off`.
     command: &'static str,
+    /// Its stage now.
     stage: String,
+    /// Its last failure since it was ready.
     last_failure: Option<String>,
     /// Whether it was waited for.
     #[serde(skip)]

@@ -58,15 +58,25 @@ const STAYS: usize = 4;
 
 #[derive(Debug, Serialize)]
 pub(crate) struct RotateDemoReport {
+    /// How long it ran.
     seconds: f64,
+    /// All requests.
     requests: u64,
+    /// Answers that were equal to the model's first one.
     right: u64,
+    /// Answers that differed.
     wrong: u64,
+    /// Refused by the service, with a reason.
     refused: u64,
+    /// Swaps in which the engine woke with its weights.
     swaps_hot: usize,
+    /// Swaps in which an engine was started.
     swaps_cold: usize,
+    /// Of hot swaps.
     hot_median_s: Option<f64>,
+    /// Of cold swaps.
     cold_median_s: Option<f64>,
+    /// How often an engine was taken off its GPU.
     hibernations: u64,
     /// Of swaps that began with it.
     resume_median_s: Option<f64>,

@@ -4,6 +4,7 @@
 
 mod book;
 mod fleet;
+mod json;
 mod kubernetes;
 mod mock_engine;
 mod reference;

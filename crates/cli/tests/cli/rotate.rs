@@ -557,6 +557,7 @@ fn commands_of_operators_are_carried_out() {
     assert!(output.starts_with("amber: wake accepted; it is ") && output.ends_with('\n'), "{output}");
     is("amber", "ready");
     let reply = fixture.order(&["pin", "amber", "--json"]).json();
+    crate::json::expect("commandreply", &reply);
     assert_eq!((&reply["command"], &reply["model"]), (&"pin".into(), &"amber".into()), "{reply}");
     assert_eq!(fixture.now("amber")["is_pinned"], true);
     fixture.order(&["pin", "amber", "--off"]).succeeded();
@@ -602,6 +603,7 @@ fn the_demo_injects_faults_and_gives_no_wrong_answer() {
     let output = rest.join().unwrap();
     assert_eq!(ran.code, 0, "{ran:?}\n{output}");
     let report = ran.json();
+    crate::json::expect("poorwill rotate --demo", &report);
     assert_eq!(report["wrong"], 0, "{report}");
     let count = |name: &str| report[name].as_u64().unwrap();
     assert!(count("right") > 0 && count("swaps_cold") > 0 && count("swaps_hot") > 0, "{report}");

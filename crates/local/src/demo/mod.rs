@@ -28,13 +28,16 @@ const DIVISOR_MAX: u64 = 1 << 10;
 
 #[derive(Debug, Serialize)]
 pub(crate) struct DemoReport {
+    /// Sleeps and wakes of the checkpoint.
     verify: VerifyReport,
+    /// The large loads.
     churn: Vec<ChurnReport>,
     /// All sizes of the loads were divided by this.
     #[serde(skip)]
     churn_divisor: NonZeroU64,
     /// Writing the checkpoint.
     write_s: f64,
+    /// Whether nothing differed and no load failed.
     verified: bool,
 }
 

@@ -23,9 +23,13 @@ use poorwill_local::failure::{CommandOutput, Failure};
 /// What would be served, and what stands against it.
 #[derive(Debug, Serialize)]
 pub(crate) struct CheckReport {
+    /// Where clients are served.
     front: ListenerPlan,
+    /// Where operators are served.
     control: ListenerPlan,
+    /// As configured.
     models: Vec<ModelPlan>,
+    /// Names that stand for one of several models.
     selectors: Vec<SelectorPlan>,
     /// The service would start, but may not do all that is configured.
     warnings: Vec<String>,
@@ -37,18 +41,27 @@ pub(crate) struct CheckReport {
 
 #[derive(Debug, Serialize)]
 struct ListenerPlan {
+    /// Address and port.
     listen: SocketAddr,
+    /// How many keys are configured.
     keys: usize,
 }
 
 #[derive(Debug, Serialize)]
 struct ModelPlan {
+    /// Its name.
     name: String,
+    /// Its other names.
     aliases: Vec<String>,
+    /// The names of its adapters.
     adapters: Vec<String>,
+    /// The kind of its engine.
     engine: String,
+    /// The address of its engine.
     url: String,
+    /// Positions of its GPUs.
     gpus: Vec<usize>,
+    /// What it needs on each GPU; `None` where that is measured.
     need_bytes: Option<u64>,
     /// Without its arguments, which may be secrets.
     program: Option<String>,
@@ -56,7 +69,9 @@ struct ModelPlan {
 
 #[derive(Debug, Serialize)]
 struct SelectorPlan {
+    /// Its name.
     name: String,
+    /// The models that it may choose.
     targets: Vec<String>,
 }
 

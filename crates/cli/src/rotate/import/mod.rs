@@ -29,9 +29,11 @@ pub(crate) struct ImportReport {
     /// The written file. Without one, the configuration is the result.
     #[serde(skip_serializing_if = "Option::is_none")]
     file: Option<PathBuf>,
+    /// The names of the models.
     models: Vec<String>,
     /// What was not carried over, or changes.
     warnings: Vec<String>,
+    /// Its text, where no file was written.
     #[serde(skip_serializing_if = "Option::is_none")]
     configuration: Option<String>,
 }

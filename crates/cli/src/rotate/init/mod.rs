@@ -26,16 +26,22 @@ pub(crate) struct InitReport {
     /// The written file. Without one, the configuration is the result.
     #[serde(skip_serializing_if = "Option::is_none")]
     file: Option<PathBuf>,
+    /// The engines that run here.
     models: Vec<FoundModel>,
+    /// How many GPUs were found.
     gpus: usize,
+    /// Its text, where no file was written.
     #[serde(skip_serializing_if = "Option::is_none")]
     configuration: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
 struct FoundModel {
+    /// The name that it serves.
     name: String,
+    /// Its address.
     url: String,
+    /// What it is, in words.
     engine: &'static str,
 }
 

@@ -96,7 +96,9 @@ impl Fleet {
     }
 
     pub(super) fn status(&self) -> Value {
-        self.order(&["status", "--json"]).json()
+        let status = self.order(&["status", "--json"]).json();
+        crate::json::expect("poorwill fleet status", &status);
+        status
     }
 
     pub(super) fn has_node(&self, name: &str) -> bool {

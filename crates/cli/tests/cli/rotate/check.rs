@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use serde_json::json;
 
 use super::fixture::{Fixture, Model};
+use crate::json::expect;
 
 fn fixture() -> Fixture {
     Fixture::new("512MiB", vec![Model::new("amber")])
@@ -37,6 +38,7 @@ fn it_says_what_would_be_served_and_starts_nothing() {
     }
     assert!(!text.contains("a-key-of-this-test") && !text.contains("--listen"), "{text}");
     let report = check(&fixture, &["--json"]).json();
+    expect("poorwill rotate check", &report);
     assert_eq!(report["models"][0]["aliases"], json!(["resin"]));
     assert_eq!(report["models"][0]["adapters"], json!(["bark"]));
     assert_eq!(report["selectors"], json!([{"name": "tree", "targets": ["bark", "amber"]}]));

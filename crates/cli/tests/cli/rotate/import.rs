@@ -297,6 +297,7 @@ fn a_file_is_written_once_and_is_ready_to_be_checked() {
     let again = ["rotate", "import", "swap.yaml", "--config", "new.toml"];
     imported.fixture.run(&again).failed(&["cannot write new.toml", "it is not replaced"]);
     let report = imported.fixture.run(&["rotate", "import", "swap.yaml", "--json"]).json();
+    crate::json::expect("poorwill rotate import", &report);
     assert_eq!((&report["models"], &report["warnings"]), (&json!(["one"]), &json!([])));
     let written = fs::read_to_string(imported.fixture.folder.join("new.toml")).unwrap();
     assert_eq!(report["configuration"], Value::from(written));

@@ -102,6 +102,7 @@ fn the_configuration_goes_to_standard_output_without_a_file() {
     let name = &engines.running[0].0;
     assert!(text.contains(&format!("name = \"{name}\"")) && text.contains("[control]"), "{text}");
     let report = ran(&mut engines.init(&["--json"])).json();
+    crate::json::expect("poorwill rotate init", &report);
     let is_it = |model: &Value| model["name"] == name.as_str() && model["engine"] == "a mock engine";
     assert!(report["models"].as_array().unwrap().iter().any(is_it), "{report}");
     assert!(report["configuration"].as_str().unwrap().contains(name.as_str()), "{report}");

@@ -20,6 +20,7 @@ fn honest_ones_pass() {
     let rotator = fixture.start(&[]);
     let ran = fixture.order(&["validate", "--requests", "3", "--json"]);
     assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "{ran:?}\n{}", rotator.log());
+    crate::json::expect("poorwill rotate validate", &ran.json());
     assert_eq!(ran.json()["requests"], 3);
     assert_eq!(ran.json()["models"].as_array().unwrap().len(), 2);
     for name in ["amber", "birch"] {
