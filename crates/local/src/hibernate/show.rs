@@ -1,8 +1,6 @@
 //! Processes that hibernate, resume, or were found in the journal.
 
-use poorwill::hibernation::{
-    HibernateReport, HibernatedProcess, ProcessState, ResumeReport, ResumedProcess,
-};
+use poorwill::hibernation::{HibernateReport, HibernatedProcess, ProcessState, ResumeReport, ResumedProcess};
 
 use super::outcomes::{Inspections, RecoveredSets, States};
 use crate::failure::CommandOutput;
