@@ -173,7 +173,8 @@ impl CachingAllocator {
 
     /// Maps more of a segment that grows, behind a free block at its end if there is one.
     fn grown(&mut self, list: u32, bytes: u64) -> Option<NodePlace> {
-        let mut place = self.open_end(list, bytes).unwrap_or_else(|| {
+        // The first block from which free and unmapped addresses go on for so many bytes.
+        let mut place = self.lists.list(list).runs.first(bytes).unwrap_or_else(|| {
             let unit = self.unit_bytes(list);
             // As much as all memory and an eighth, so that one is enough.
             let all = self.total_bytes.saturating_add(self.total_bytes / 8).max(bytes);
@@ -190,21 +191,6 @@ impl CachingAllocator {
         }
         self.lists.take(place);
         Some(place)
-    }
-
-    /// The first block from which free and unmapped addresses go on for so many bytes.
-    fn open_end(&self, list: u32, bytes: u64) -> Option<NodePlace> {
-        let is_open = |place: NodePlace| !matches!(self.lists.node(place).state, PartState::Live(_));
-        self.lists.list(list).unmapped.iter().find_map(|(_, place)| {
-            let before = self.lists.node(*place).before;
-            let first = if before != NONE && is_open(before) { before } else { *place };
-            let (mut at, mut found) = (first, 0_u64);
-            while found < bytes && at != NONE && is_open(at) {
-                found += self.lists.node(at).bytes;
-                at = self.lists.node(at).behind;
-            }
-            (found >= bytes).then_some(first)
-        })
     }
 
     /// Maps units at the beginning of an unmapped block. Returns the free block that has them, with its neighbours.
@@ -474,5 +460,91 @@ fn whole_segments_are_known_without_a_search() {
             }
         }
         assert!(seen > 0 && allocator.retries > 0, "{text}: {seen}, {}", allocator.retries);
+    }
+}
+
+#[cfg(test)]
+mod grown {
+    use super::*;
+
+    const EXPANDABLE: &str = "pytorch:expandable_segments:True";
+
+    fn opened(blocks: usize) -> CachingAllocator {
+        let card = Card { total_bytes: 1 << 42, taken_bytes: 0, budget_bytes: None };
+        CachingAllocator::new(&EXPANDABLE.parse().unwrap(), card, blocks)
+    }
+
+    /// Node reads of each growth beyond so many holes, none of which is large enough.
+    fn reads_of_a_growth(holes: u32) -> u64 {
+        const GROWTHS: u32 = 10;
+        let mut allocator = opened(10_000);
+        let block = |bytes| Block { bytes, stream: 0, pool: 0, stack: 0 };
+        for number in 0..2 * holes {
+            assert!(allocator.alloc(number, &block(20 * MIB)).unwrap());
+        }
+        (0..holes).for_each(|hole| allocator.free(2 * hole).unwrap());
+        allocator.empty_cache().unwrap();
+        let before = allocator.lists.reads();
+        for number in 2 * holes..2 * holes + GROWTHS {
+            assert!(allocator.alloc(number, &block(40 * MIB)).unwrap());
+        }
+        (allocator.lists.reads() - before) / u64::from(GROWTHS)
+    }
+
+    #[test]
+    fn a_growth_reads_as_much_with_many_holes_as_with_few() {
+        let [few, many] = [10, 1000].map(reads_of_a_growth);
+        assert!(few > 0 && many <= 2 * few, "{few}, {many}");
+    }
+
+    /// As PyTorch looks for it: from each unmapped block on, or the free one before it.
+    fn walked(allocator: &CachingAllocator, list: u32, bytes: u64) -> Option<NodePlace> {
+        let node = |place: NodePlace| allocator.lists.node(place);
+        let is_open = |place: NodePlace| place != NONE && node(place).state.is_open();
+        let unmapped = |node: &&Node| node.list == list && node.state == PartState::Unmapped;
+        let mut addrs: Vec<&Node> = allocator.lists.nodes().filter(unmapped).collect();
+        addrs.sort_unstable_by_key(|node| node.addr);
+        addrs.into_iter().find_map(|unmapped| {
+            let own = || (0..).find(|place| node(*place).bytes > 0 && node(*place).addr == unmapped.addr);
+            let first = if is_open(unmapped.before) { unmapped.before } else { own()? };
+            let (mut at, mut found) = (first, 0_u64);
+            while found < bytes && is_open(at) {
+                found += node(at).bytes;
+                at = node(at).behind;
+            }
+            (found >= bytes).then_some(first)
+        })
+    }
+
+    #[test]
+    fn a_growth_begins_where_a_walk_over_all_holes_does() {
+        let mut random = fastrand::Rng::with_seed(7);
+        let (mut found, mut lacking) = (0, 0);
+        for _ in 0..20 {
+            let mut allocator = opened(1000);
+            let mut live = Vec::new();
+            for number in 0..400 {
+                let most = if random.bool() { 90 * MIB } else { MIB };
+                let bytes = random.u64(1..most);
+                let block = Block { bytes, stream: random.u32(0..2), pool: random.u32(0..2), stack: 0 };
+                if allocator.alloc(number, &block).unwrap() {
+                    live.push(number);
+                }
+                while live.len() > 40 || (!live.is_empty() && random.u8(0..3) == 0) {
+                    allocator.free(live.swap_remove(random.usize(0..live.len()))).unwrap();
+                }
+                if random.u8(0..20) == 0 {
+                    allocator.empty_cache().unwrap();
+                }
+                for list in 0..allocator.lists.all().count() as u32 {
+                    let bytes = random.u64(1..200 * MIB).next_multiple_of(GRAIN_BYTES);
+                    let first = allocator.lists.list(list).runs.first(bytes);
+                    assert_eq!(first, walked(&allocator, list, bytes), "{number}, {list}: {bytes}");
+                    found += u64::from(first.is_some());
+                    lacking += u64::from(first.is_none());
+                }
+            }
+        }
+        assert!(found > 1000 && lacking == 0, "{found}, {lacking}");
     }
 }

@@ -3,10 +3,12 @@
 //! Promises:
 //!
 //! - Neighbours are of one segment and touch each other. The two ends of a segment have none.
-//! - Each free block is in the list of its pool, size class and stream, and each unmapped one in that list's other set.
+//! - Each free block is in the list of its pool, size class and stream, by its size.
+//! - In segments that grow, each free or unmapped block is in a run of that list.
 
 use std::collections::{BTreeSet, HashMap};
 
+use super::runs::{Run, Runs};
 use super::segment::PartState;
 
 /// A block, by its place.
@@ -51,8 +53,8 @@ pub(super) struct List {
     pub(super) free: BTreeSet<(u64, u64, NodePlace)>,
     /// Those of the free ones that are all of their segment.
     pub(super) whole: BTreeSet<NodePlace>,
-    /// By address.
-    pub(super) unmapped: BTreeSet<(u64, NodePlace)>,
+    /// Of its segments that grow.
+    pub(super) runs: Runs,
     pub(super) asked: u64,
 }
 
@@ -62,6 +64,9 @@ pub(super) struct Lists {
     vacant: Vec<NodePlace>,
     lists: Vec<List>,
     numbers: HashMap<Class, u32>,
+    /// How often a block was looked at.
+    #[cfg(test)]
+    reads: std::cell::Cell<u64>,
 }
 
 fn at(place: NodePlace) -> usize {
@@ -75,8 +80,8 @@ impl Lists {
             return *number;
         }
         let number = u32::try_from(self.lists.len()).unwrap_or(u32::MAX);
-        let (free, whole, unmapped) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-        self.lists.push(List { class, free, whole, unmapped, asked: 0 });
+        let (free, whole) = (BTreeSet::new(), BTreeSet::new());
+        self.lists.push(List { class, free, whole, runs: Runs::default(), asked: 0 });
         self.numbers.insert(class, number);
         number
     }
@@ -94,11 +99,18 @@ impl Lists {
     }
 
     pub(super) fn node(&self, place: NodePlace) -> &Node {
+        #[cfg(test)]
+        self.reads.set(self.reads.get() + 1);
         &self.nodes[at(place)]
     }
 
     pub(super) fn node_mut(&mut self, place: NodePlace) -> &mut Node {
         &mut self.nodes[at(place)]
+    }
+
+    #[cfg(test)]
+    pub(super) const fn reads(&self) -> u64 {
+        self.reads.get()
     }
 
     /// All of them that are somewhere.
@@ -125,32 +137,59 @@ impl Lists {
     /// Into the sets of its state; a live block is in none. Its neighbours come and go only while it is in none.
     pub(super) fn file(&mut self, place: NodePlace) {
         let is_whole = self.node(place).is_whole();
-        let Node { addr, bytes, list, state, .. } = *self.node(place);
-        let list = self.list_mut(list);
-        match state {
-            PartState::Cached => {
-                list.free.insert((bytes, addr, place));
-                if is_whole {
-                    list.whole.insert(place);
-                }
+        let Node { addr, bytes, list, state, is_expandable, .. } = *self.node(place);
+        if state == PartState::Cached {
+            let list = self.list_mut(list);
+            list.free.insert((bytes, addr, place));
+            if is_whole {
+                list.whole.insert(place);
             }
-            PartState::Unmapped => _ = list.unmapped.insert((addr, place)),
-            PartState::Live(_) => {}
+        }
+        if is_expandable && state.is_open() {
+            self.join_runs(place);
         }
     }
 
     /// Out of the sets of its state.
     pub(super) fn take(&mut self, place: NodePlace) {
-        let Node { addr, bytes, list, state, .. } = *self.node(place);
-        let list = self.list_mut(list);
-        match state {
-            PartState::Cached => {
-                list.free.remove(&(bytes, addr, place));
-                list.whole.remove(&place);
-            }
-            PartState::Unmapped => _ = list.unmapped.remove(&(addr, place)),
-            PartState::Live(_) => {}
+        let Node { addr, bytes, list, state, is_expandable, .. } = *self.node(place);
+        if state == PartState::Cached {
+            let list = self.list_mut(list);
+            list.free.remove(&(bytes, addr, place));
+            list.whole.remove(&place);
         }
+        if is_expandable && state.is_open() {
+            self.part_run(place);
+        }
+    }
+
+    /// A block comes between the runs beside it.
+    fn join_runs(&mut self, place: NodePlace) {
+        let Node { addr, bytes, list, .. } = *self.node(place);
+        let end = addr.saturating_add(bytes);
+        let runs = &mut self.list_mut(list).runs;
+        let below = runs.take_below(addr).unwrap_or(Run { start: addr, end: addr, first: place });
+        let end = runs.take_above(end).map_or(end, |above| above.end);
+        self.insert_run(list, Run { end, ..below });
+    }
+
+    /// A block leaves its run.
+    fn part_run(&mut self, place: NodePlace) {
+        let Node { addr, bytes, list, behind, .. } = *self.node(place);
+        let end = addr.saturating_add(bytes);
+        let Some(run) = self.list_mut(list).runs.take_around(addr) else { return };
+        self.insert_run(list, Run { end: addr, ..run });
+        self.insert_run(list, Run { start: end, first: behind, ..run });
+    }
+
+    fn insert_run(&mut self, list: u32, run: Run) {
+        if run.start >= run.end {
+            return;
+        }
+        // No two free blocks touch, so a second one is unmapped.
+        let Node { bytes, state, .. } = *self.node(run.first);
+        let can_grow = state == PartState::Unmapped || bytes < run.end - run.start;
+        self.list_mut(list).runs.insert(run, can_grow);
     }
 
     /// Cuts a block that is in no set. What is behind the first `bytes` is another one of the same state, in no set.

@@ -2,9 +2,11 @@
 
 mod allocator;
 mod caching;
+mod first_fit;
 mod lists;
 mod memoryless;
 mod poorwill;
+mod runs;
 mod segment;
 mod setup;
 

@@ -41,3 +41,10 @@ pub enum PartState {
     /// Addresses only.
     Unmapped,
 }
+
+impl PartState {
+    /// Whether a block may come there.
+    pub(super) const fn is_open(self) -> bool {
+        !matches!(self, Self::Live(_))
+    }
+}

@@ -1,0 +1,67 @@
+//! Runs of free and unmapped blocks that touch each other, in segments that grow.
+//!
+//! Promises:
+//!
+//! - A run is as long as it can be: a live block, an end of its segment or a block in no set is on both sides.
+//! - Of the runs that have unmapped addresses, the first one of a length is found without a walk.
+
+use std::collections::BTreeMap;
+
+use super::first_fit::FirstFit;
+use super::lists::NodePlace;
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Run {
+    pub(super) start: u64,
+    pub(super) end: u64,
+    /// Its first block.
+    pub(super) first: NodePlace,
+}
+
+/// Those of a list.
+#[derive(Debug, Default)]
+pub(super) struct Runs {
+    by_start: BTreeMap<u64, Run>,
+    growing: FirstFit,
+}
+
+impl Runs {
+    /// One that touches no other. It can grow if some of it is unmapped.
+    pub(super) fn insert(&mut self, run: Run, can_grow: bool) {
+        self.by_start.insert(run.start, run);
+        if can_grow {
+            self.growing.set(run.start, run.end - run.start);
+        }
+    }
+
+    fn remove(&mut self, run: Run) -> Run {
+        self.by_start.remove(&run.start);
+        self.growing.set(run.start, 0);
+        run
+    }
+
+    /// Takes out the one that ends there.
+    pub(super) fn take_below(&mut self, addr: u64) -> Option<Run> {
+        let (_, run) = self.by_start.range(..addr).next_back().filter(|(_, run)| run.end == addr)?;
+        let run = *run;
+        Some(self.remove(run))
+    }
+
+    /// Takes out the one that begins there.
+    pub(super) fn take_above(&mut self, addr: u64) -> Option<Run> {
+        let run = *self.by_start.get(&addr)?;
+        Some(self.remove(run))
+    }
+
+    /// Takes out the one that has an address.
+    pub(super) fn take_around(&mut self, addr: u64) -> Option<Run> {
+        let (_, run) = self.by_start.range(..=addr).next_back().filter(|(_, run)| addr < run.end)?;
+        let run = *run;
+        Some(self.remove(run))
+    }
+
+    /// The first block of the first run that can grow to so many bytes.
+    pub(super) fn first(&self, bytes: u64) -> Option<NodePlace> {
+        self.by_start.get(&self.growing.first(bytes)?).map(|run| run.first)
+    }
+}
