@@ -2,6 +2,9 @@
 
 /// A part of the usable memory that no allocator may map.
 ///
+/// It is taken before its first step, as by `cudaMalloc` of a library or the driver. That fails where memory lacks: no
+/// allocator gives back for it what it has cached, unless the program calls `torch.cuda.empty_cache()` before.
+///
 /// ```
 /// use poorwill_replay::Claim;
 ///
@@ -39,19 +42,27 @@ pub(crate) fn sums(claims: &[Claim]) -> Vec<(usize, u64)> {
     steps.into_iter().map(|step| (step, sum(step))).collect()
 }
 
-/// The most that a value after each step and the claims for it have together.
-pub(crate) fn most_with(claims: &[Claim], values: &[u64]) -> u64 {
+/// The first step at which the values after steps and the claims have most together, and how much that is. Claims are made
+/// before their first step, which may be behind the last one.
+pub(crate) fn peak_with(claims: &[Claim], values: &[u64]) -> (usize, u64) {
     let sums = sums(claims);
-    let (mut next, mut claimed, mut most) = (sums.iter().peekable(), 0, 0);
-    for (step, value) in values.iter().enumerate() {
+    let (mut next, mut claimed, mut peak) = (sums.iter().peekable(), 0, (0, 0));
+    let mut before = 0_u64;
+    for step in 0..=values.len() {
+        let mut most = 0;
         while let Some((_, sum)) = next.next_if(|(from, _)| *from <= step) {
             claimed = *sum;
+            most = before.saturating_add(claimed);
         }
-        most = most.max(value.saturating_add(claimed));
+        if let Some(value) = values.get(step) {
+            most = most.max(value.saturating_add(claimed));
+            before = *value;
+        }
+        if most > peak.1 {
+            peak = (step, most);
+        }
     }
-    // A claim may begin behind the last step.
-    let after = next.take_while(|(from, _)| *from <= values.len()).last();
-    after.map_or(most, |(_, sum)| most.max(values.last().copied().unwrap_or(0).saturating_add(*sum)))
+    peak
 }
 
 #[test]
@@ -59,8 +70,10 @@ fn sums_are_of_what_is_made_at_a_step() {
     let claim = |bytes, from_step, to_step| Claim { name: String::new(), bytes, from_step, to_step };
     let claims = [claim(10, 2, usize::MAX), claim(5, 1, 3)];
     assert_eq!(sums(&claims), [(1, 5), (2, 15), (3, 10), (usize::MAX, 0)]);
-    assert_eq!(most_with(&claims, &[100, 90, 80, 70]), 100);
-    assert_eq!(most_with(&claims, &[10, 90, 88, 70]), 103);
-    assert_eq!(most_with(&[claim(7, 4, usize::MAX)], &[1, 1, 1, 9]), 16);
-    assert_eq!(most_with(&[], &[3]), 3);
+    // A claim is made before its first step.
+    assert_eq!(peak_with(&claims, &[100, 90, 80, 70]), (1, 105));
+    assert_eq!(peak_with(&claims, &[10, 90, 88, 70]), (2, 105));
+    assert_eq!(peak_with(&claims, &[10, 20, 88, 70]), (2, 103));
+    assert_eq!(peak_with(&[claim(7, 4, usize::MAX)], &[1, 1, 1, 9]), (4, 16));
+    assert_eq!(peak_with(&[], &[3]), (0, 3));
 }

@@ -274,3 +274,46 @@ impl<'t> Replayer<'t> {
         self.allocator.mapped_bytes().map_err(|error| ReplayError::pool(step, error))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Claim;
+    use crate::trace::{Block, TraceBuilder};
+
+    const MIB: u64 = 1 << 20;
+
+    /// 600 MiB live and 400 cached, which may go back, and then a claim.
+    fn claimed(setup: &str, empties: bool, claim_mib: u64) -> Run {
+        let mut trace = TraceBuilder::new("a");
+        for (key, mib) in [(1, 600), (2, 400)] {
+            trace.alloc(key, Block { bytes: mib * MIB, stream: 0, pool: 0, stack: 0 }).unwrap();
+        }
+        trace.free(2).unwrap();
+        if empties {
+            trace.empty_cache();
+        }
+        let graphs = Claim {
+            name: "graphs".into(),
+            bytes: claim_mib * MIB,
+            from_step: trace.len(),
+            to_step: usize::MAX,
+        };
+        let trace = Trace { claims: vec![graphs], ..trace.finish(None) };
+        let card = Card { total_bytes: 1100 * MIB, taken_bytes: 0, budget_bytes: None };
+        replay(&trace, &setup.parse().unwrap(), card).unwrap()
+    }
+
+    /// No driver asks PyTorch for what it has cached.
+    #[test]
+    fn nothing_goes_back_for_a_claim() {
+        for setup in ["pytorch", "pytorch:expandable_segments:True", "poorwill"] {
+            assert!(claimed(setup, false, 50).fits(), "{setup}");
+            let run = claimed(setup, false, 380);
+            let failure = run.failure.unwrap();
+            assert!(failure.is_claim && failure.at.mapped_bytes >= 1000 * MIB, "{setup}: {failure:?}");
+            let run = claimed(setup, true, 380);
+            assert!(run.fits() && run.retries.unwrap_or(0) == 0, "{setup}: {run:?}");
+        }
+    }
+}

@@ -19,7 +19,7 @@ pub(crate) trait Allocator {
     /// The weights are loaded: what has a pool of its own for that leaves it.
     fn load_ends(&mut self) -> Result<(), PoolError>;
 
-    /// From now on it may map so much. Whether it has no more; if need be, what is free as a whole goes back.
+    /// From now on it may map so much. Whether it has no more; nothing goes back for that.
     fn limit(&mut self, usable_bytes: u64) -> Result<bool, PoolError>;
 
     /// How often it gave all that is free back and tried again, as PyTorch counts that.

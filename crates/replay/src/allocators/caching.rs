@@ -407,9 +407,6 @@ impl Allocator for CachingAllocator {
 
     fn limit(&mut self, usable_bytes: u64) -> Result<bool, PoolError> {
         self.usable_bytes = usable_bytes;
-        if self.mapped_bytes > usable_bytes && self.kind == AllocatorKind::PyTorch {
-            self.retry();
-        }
         Ok(self.mapped_bytes <= usable_bytes)
     }
 

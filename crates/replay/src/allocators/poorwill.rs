@@ -103,11 +103,7 @@ impl Allocator for Pool {
         if let Some(device) = &self.device {
             device.claim(self.claimed_bytes);
         }
-        let left_bytes = self.usable_bytes - self.claimed_bytes;
-        if self.mapped_bytes()? > left_bytes {
-            self.arena.trim()?;
-        }
-        Ok(self.mapped_bytes()? <= left_bytes)
+        Ok(self.mapped_bytes()? <= self.usable_bytes - self.claimed_bytes)
     }
 
     fn retries(&self) -> Option<u64> {

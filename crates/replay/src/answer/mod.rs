@@ -33,7 +33,7 @@ pub fn answer(trace: &Trace, runs: &[Run]) -> Result<Answer, ReplayError> {
         sentence: String::new(),
         advice: Vec::new(),
         setup: first.map(|run| run.setup.to_string()).unwrap_or_default(),
-        live_peak_bytes: claim::most_with(&trace.claims, &trace.live_bytes()),
+        live_peak_bytes: claim::peak_with(&trace.claims, &trace.live_bytes()).1,
         needs_bytes: needs.first().copied().flatten(),
         is_claimed: !trace.claims.is_empty(),
         recorded_peak_bytes,

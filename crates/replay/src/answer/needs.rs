@@ -22,7 +22,7 @@ pub(super) fn needs(trace: &Trace, runs: &[Run]) -> Result<Vec<Option<u64>>, Rep
     let Some((_, exact_bytes)) = exact else {
         return Ok(runs.iter().map(|run| enough(trace, run)).collect());
     };
-    let live_bytes = claim::most_with(&trace.claims, &trace.live_bytes());
+    let live_bytes = claim::peak_with(&trace.claims, &trace.live_bytes()).1;
     thread::scope(|scope| {
         let search = |run| scope.spawn(move || smallest(trace, run, live_bytes, *exact_bytes));
         let searches: Vec<_> = runs.iter().map(search).collect();
@@ -35,7 +35,7 @@ pub(super) fn needs(trace: &Trace, runs: &[Run]) -> Result<Vec<Option<u64>>, Rep
 
 /// What suffices for certain.
 fn enough(trace: &Trace, run: &Run) -> Option<u64> {
-    run.fits().then(|| claim::most_with(&trace.claims, &run.mapped_bytes))
+    run.fits().then(|| claim::peak_with(&trace.claims, &run.mapped_bytes).1)
 }
 
 /// As far as what fits rises with memory.

@@ -6,6 +6,7 @@ use ::poorwill::ByteSize;
 
 use super::holders::Holder;
 use super::verdict::{Answer, Row, Verdict};
+use crate::allocators::AllocatorKind;
 use crate::claim;
 use crate::replay::{Failure, Run};
 use crate::trace::Trace;
@@ -82,12 +83,27 @@ fn fails(trace: &Trace, run: &Run, failure: Failure) -> String {
     let beside = claimed.saturating_sub(if failure.is_claim { failure.asked_bytes } else { 0 });
     let beside = Some(beside).filter(|bytes| *bytes > 0);
     let beside = beside.map(|bytes| format!(" beside claims of {}", ByteSize(bytes))).unwrap_or_default();
+    let cached = Some(run).filter(|_| failure.is_claim).and_then(|run| cached(run, failure, claimed));
     format!(
         "It does not fit: at {} `{}` has no {asked}{what} left of {usable}{beside}; {mapped} are mapped, and {live} of \
-         that live.",
+         that live.{}",
         at(trace, failure.step),
-        run.setup
+        run.setup,
+        cached.unwrap_or_default()
     )
+}
+
+/// The call that makes way for claims, if what is cached suffices for them.
+fn cached(run: &Run, failure: Failure, claimed: u64) -> Option<String> {
+    let call = match run.setup.kind() {
+        AllocatorKind::PyTorch => "torch.cuda.empty_cache()",
+        AllocatorKind::Poorwill => "poorwill.trim()",
+        // A pool of a sleep mode does not give back for either.
+        AllocatorKind::Cumem | AllocatorKind::TorchMemorySaver => return None,
+    };
+    let suffices = run.held_bytes.saturating_add(claimed) <= run.card.usable_bytes();
+    let back = ByteSize(failure.at.mapped_bytes.saturating_sub(run.held_bytes));
+    suffices.then(|| format!(" `{call}` before the claim gives {back} back, which suffices."))
 }
 
 fn times(count: u64) -> String {
@@ -101,12 +117,7 @@ fn at(trace: &Trace, step: usize) -> String {
 
 /// The first one of those with most live and claimed bytes.
 fn live_peak_step(trace: &Trace) -> usize {
-    let live = trace.live_bytes();
-    let with_claims = |step: usize| {
-        let claims = trace.claims.iter().filter(|claim| claim.is_made_at(step));
-        claims.fold(live[step], |sum, claim| sum.saturating_add(claim.bytes))
-    };
-    (0..live.len()).max_by_key(|step| (with_claims(*step), usize::MAX - step)).unwrap_or(0)
+    claim::peak_with(&trace.claims, &trace.live_bytes()).0
 }
 
 /// With what it needs, or its peak where that was not looked for.
@@ -260,6 +271,42 @@ mod tests {
         assert!(
             sentence.contains("has no 2 GiB for claims left of 8 GiB beside claims of 1 GiB; 6 GiB"),
             "{sentence}"
+        );
+    }
+
+    /// The program can empty the cache before.
+    #[test]
+    fn what_a_claim_lacks_is_said_to_be_cached() {
+        let mut trace = staged(2 * GIB);
+        trace.free(9).unwrap();
+        let last = trace.len();
+        let claim = Claim { name: "graphs".into(), bytes: 2 * GIB, from_step: last, to_step: usize::MAX };
+        let trace = Trace { claims: vec![claim], ..trace.finish(None) };
+        // Poorwill's pool has a chunk more.
+        for (setup, call, back) in
+            [("pytorch", "torch.cuda.empty_cache()", "1 GiB"), ("poorwill", "poorwill.trim()", "1.03 GiB")]
+        {
+            let sentence = said(&trace, 19 * GIB / 2, &[setup]).sentence;
+            let expected = format!(" `{call}` before the claim gives {back} back, which suffices.");
+            assert!(sentence.contains(&expected), "{sentence}");
+            let sentence = said(&trace, 17 * GIB / 2, &[setup]).sentence;
+            assert!(!sentence.contains("which suffices"), "{sentence}");
+        }
+    }
+
+    #[test]
+    fn most_may_be_claimed_behind_the_last_step() {
+        let trace = staged(GIB).finish(None);
+        let last = trace.steps.len();
+        let claim = Claim { name: "graphs".into(), bytes: 4 * GIB, from_step: last, to_step: usize::MAX };
+        let trace = Trace { claims: vec![claim], ..trace };
+        let said = said(&trace, 10 * GIB, &["pytorch"]);
+        assert_eq!(said.live_peak_bytes, 12 * GIB);
+        let sentence = &said.sentence;
+        assert!(sentence.contains("12 GiB are live or claimed at step 11,"), "{sentence}");
+        assert_eq!(
+            said.advice,
+            ["It fits with 2 GiB less of one of these: a.py:2 w (8 GiB), the claim graphs (4 GiB)."]
         );
     }
 }
