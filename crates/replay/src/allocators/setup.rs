@@ -110,6 +110,11 @@ impl Setup {
         self.is_expandable
     }
 
+    /// Whether it collects beyond a part of the card.
+    pub(crate) const fn collects(&self) -> bool {
+        self.collect_at.is_some()
+    }
+
     /// Of this many bytes.
     pub(super) fn collect_at(&self, usable_bytes: u64) -> Option<u64> {
         self.collect_at.map(|parts| usable_bytes / u64::from(PARTS) * u64::from(parts))
