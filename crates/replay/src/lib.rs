@@ -15,10 +15,12 @@ mod frames;
 pub mod page;
 pub mod read;
 mod replay;
+mod siblings;
 pub mod trace;
 
 pub use self::allocators::{ParseSetupError, Setup};
 pub use self::card::Card;
 pub use self::claim::Claim;
 pub use self::replay::{Failure, Instant, Moment, ReplayError, Run, moments, replay};
+pub use self::siblings::share_cards;
 pub use self::trace::{Trace, TraceError};

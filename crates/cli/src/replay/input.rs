@@ -8,7 +8,7 @@ use std::path::Path;
 use poorwill::ByteSize;
 use poorwill_local::failure::Failure;
 use poorwill_local::progress::Progress;
-use poorwill_replay::{Trace, read};
+use poorwill_replay::{Trace, read, share_cards};
 
 use super::args::ReplayArgs;
 
@@ -22,7 +22,8 @@ pub(super) fn read_traces(args: &ReplayArgs) -> Result<Vec<Trace>, Failure> {
         let path = file.display().to_string();
         let bytes = read_bytes(file)?;
         let parsing = Progress::waiting("parse");
-        let read = read::read(&path, bytes)?;
+        let mut read = read::read(&path, bytes)?;
+        share_cards(&mut read);
         drop(parsing);
         let name = file.file_name().map_or_else(|| path.clone(), |name| name.display().to_string());
         // Ranks may have files of one name in folders of their own.

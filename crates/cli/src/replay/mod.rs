@@ -101,6 +101,9 @@ fn replay_trace(
     if args.card.is_none() && known_card.or(trace.card).is_none() {
         notes.push(format!("the card is assumed to have {CARD}; say --card"));
     }
+    if args.taken.is_none() && trace.card.is_some() && known_taken(args, trace.card).is_none() {
+        notes.push(format!("others are assumed to have {TAKEN} of this card; say --taken"));
+    }
     let runs = runs(trace, &setups, card)?;
     let mut answer = answer(trace, &runs)?;
     answer.notes.extend(notes);
@@ -157,9 +160,7 @@ fn of_load(claim: &ClaimArg, trace: &Trace) -> Result<Claim, Failure> {
 fn card(args: &ReplayArgs, trace: &Trace, known: Option<Card>) -> Result<Card, Failure> {
     let known = known.or(trace.card);
     let total = args.card.map_or_else(|| known.map_or(CARD.0, |card| card.total_bytes), |size| size.0);
-    // What others had of one card says nothing of another.
-    let known_taken = known.filter(|_| args.card.is_none()).map_or(TAKEN.0, |card| card.taken_bytes);
-    let taken = args.taken.map_or(known_taken, |size| size.0);
+    let taken = args.taken.map_or_else(|| known_taken(args, known).unwrap_or(TAKEN.0), |size| size.0);
     let budget_bytes = args.budget.map(|size| size.0).or(known.and_then(|card| card.budget_bytes));
     let card = Card { total_bytes: total, taken_bytes: taken, budget_bytes };
     if total > CARD_MAX.0 {
@@ -177,6 +178,12 @@ fn card(args: &ReplayArgs, trace: &Trace, known: Option<Card>) -> Result<Card, F
         )));
     }
     Ok(card)
+}
+
+/// What others had of one card says nothing of another.
+fn known_taken(args: &ReplayArgs, known: Option<Card>) -> Option<u64> {
+    let is_same = |card: &Card| args.card.is_none_or(|size| size.0 == card.total_bytes);
+    known.filter(is_same).map(|card| card.taken_bytes)
 }
 
 /// As asked for, else what was recorded, and usual ones beside it.

@@ -392,6 +392,9 @@ fn claims_count_without_a_page() {
     let mib = |key: u64, mib: u64| format!("{{\"t\":\"a\",\"k\":{key},\"b\":{}}}\n", mib << 20);
     let lines = [mib(1, 600), mib(2, 400), "{\"t\":\"f\",\"k\":2}\n".to_owned()].concat();
     let serve = "{\"t\":\"p\",\"n\":\"serve\"}\n";
+    let empties = "{\"t\":\"e\"}\n";
+    folder.write("cached.jsonl", format!("{{\"poorwill_record\":1}}\n{lines}{serve}{}", mib(3, 100)));
+    let lines = format!("{lines}{empties}");
     folder.write("load.jsonl", format!("{{\"poorwill_record\":1}}\n{lines}{serve}{}", mib(3, 100)));
     folder.write("end.jsonl", format!("{{\"poorwill_record\":1}}\n{lines}{serve}"));
     for setup in ["pytorch", "pytorch:expandable_segments:True", "poorwill"] {
@@ -402,7 +405,9 @@ fn claims_count_without_a_page() {
         assert_eq!(claimed("load.jsonl", "graphs=60MiB").0, 0, "{setup}");
         let (code, trace) = claimed("load.jsonl", "graphs=140MiB");
         assert_eq!((code, row(&trace, setup)["failed_step"].as_u64()), (1, Some(2)), "{trace}");
-        // 700 MiB are live in the phase, and the cache goes back.
+        // 700 MiB are live in the phase, and nothing is cached there, unless the program keeps it.
+        let (code, trace) = claimed("cached.jsonl", "graphs=380MiB@serve");
+        assert!(code == 1 && trace["sentence"].to_string().contains("back, which suffices."), "{trace}");
         let (code, trace) = claimed("load.jsonl", "graphs=380MiB@serve");
         assert_eq!(code, 0, "{trace}");
         assert_eq!(trace["live_peak_bytes"], 1080 << 20);
@@ -416,13 +421,36 @@ fn claims_count_without_a_page() {
         // The claim itself has no memory, behind the last step, too.
         for file in ["load.jsonl", "end.jsonl"] {
             let (code, trace) = claimed(file, "graphs=600MiB@serve");
-            assert_eq!((code, row(&trace, setup)["failed_step"].as_u64()), (1, Some(4)), "{trace}");
+            assert_eq!((code, row(&trace, setup)["failed_step"].as_u64()), (1, Some(5)), "{trace}");
             assert!(
                 trace["sentence"].as_str().unwrap().contains("has no 600 MiB for claims left"),
                 "{trace}"
             );
         }
     }
+}
+
+/// A card that is said to be the recorder's is that one, and another verdict on another card is noted.
+#[test]
+fn no_card_changes_a_verdict_without_a_note() {
+    let folder = Folder::new();
+    let line = "{\"t\":\"a\",\"k\":1,\"b\":1073741824}\n{\"t\":\"m\",\"b\":1073741824}\n";
+    let end = "{\"t\":\"o\",\"b\":1610612736,\"d\":1073741824}\n";
+    folder.write("seen", format!("{{\"poorwill_record\":1}}\n{line}{end}"));
+    let asked = |words: &[&str]| {
+        let (code, trace) = answered(&folder, &[&["seen", "--setup", "pytorch"], words].concat());
+        (code, trace["usable_bytes"].as_u64().unwrap() >> 20, trace["notes"].to_string())
+    };
+    for words in [&[][..], &["--card", "2GiB"]] {
+        let (code, usable_mib, notes) = asked(words);
+        assert_eq!((code, usable_mib, notes.contains("this answer is for")), (1, 2 << 10, false), "{notes}");
+    }
+    let (code, usable_mib, notes) = asked(&["--card", "4GiB"]);
+    assert_eq!((code, usable_mib), (3, 3 << 10), "{notes}");
+    let expected = "had 2 GiB usable, and this answer is for 3 GiB. On 2 GiB it does not fit.";
+    assert!(notes.contains(expected) && notes.contains("1 GiB of this card; say --taken"), "{notes}");
+    let (_, _, notes) = asked(&["--card", "4GiB", "--taken", "2GiB"]);
+    assert!(!notes.contains("this answer is for") && !notes.contains("say --taken"), "{notes}");
 }
 
 /// What a file says is text, and moves nothing on the terminal.
@@ -463,6 +491,24 @@ fn several_devices_have_one_answer_and_one_page() {
     );
     let page = fs::read_to_string(folder.join("page.html")).unwrap();
     assert!((0..8).all(|rank| page.contains(&format!("\"name\":\"ranks.json, device {rank}\""))));
+}
+
+/// One rank ran out of memory, and the others have cards of its size.
+#[test]
+fn a_rank_is_judged_on_the_card_that_another_one_showed() {
+    let folder = Folder::new();
+    let alloc = format!(r#"{{"action":"alloc","addr":4096,"size":{},"stream":0}}"#, gib(30));
+    let segment = alloc.replace("\"alloc", "\"segment_alloc");
+    let snapshot = out_of_memory(gib(8), "");
+    let ranks = snapshot.strip_suffix("]}").unwrap();
+    folder.write("ranks.json", format!("{ranks},[{segment},{alloc}]]}}"));
+    let report = replay(&folder, &["ranks.json", "--json"]).json();
+    let traces = report["traces"].as_array().unwrap();
+    let usable = json!(gib(20) + 2_254_857_830);
+    assert_eq!([&traces[0]["usable_bytes"], &traces[1]["usable_bytes"]], [&usable, &usable]);
+    assert_eq!(traces[1]["verdict"], "does_not_fit");
+    let notes = traces[1]["notes"].to_string();
+    assert!(notes.contains("That of device 0 is assumed") && !notes.contains("80 GiB"), "{notes}");
 }
 
 /// At 100 columns, as in a pipe.

@@ -3,6 +3,7 @@
 mod holders;
 mod needs;
 mod recorded;
+mod recorded_card;
 mod sentence;
 mod verdict;
 
@@ -43,6 +44,9 @@ pub fn answer(trace: &Trace, runs: &[Run]) -> Result<Answer, ReplayError> {
     };
     if let (Some(recorded), Some(peak_bytes)) = (recorded, recorded_peak_bytes) {
         answer.notes.push(recorded::as_recorded(recorded, peak_bytes, runs));
+    }
+    if let Some((run, card)) = first.zip(trace.card) {
+        answer.notes.extend(recorded_card::note(trace, run, card)?);
     }
     let refused = recorded.and_then(|recorded| recorded.refused);
     if let Some(refusal) = refused.filter(|_| answer.verdict != Verdict::DoesNotFit) {

@@ -309,4 +309,18 @@ mod tests {
             ["It fits with 2 GiB less of one of these: a.py:2 w (8 GiB), the claim graphs (4 GiB)."]
         );
     }
+
+    /// Another card than the one that was seen changes no verdict in silence.
+    #[test]
+    fn another_card_than_what_was_seen_is_noted() {
+        let card = |total_bytes| Card { total_bytes, taken_bytes: 0, budget_bytes: None };
+        let trace = Trace { card: Some(card(7 * GIB)), ..staged(GIB).finish(None) };
+        let notes = said(&trace, 9 * GIB, &["pytorch"]).notes;
+        let expected =
+            "What was recorded had 7 GiB usable, and this answer is for 9 GiB. On 7 GiB it does not fit.";
+        assert_eq!(notes, [expected]);
+        let notes = said(&trace, 6 * GIB, &["pytorch"]).notes;
+        assert_eq!(notes, ["What was recorded had 7 GiB usable, and this answer is for 6 GiB."]);
+        assert!(said(&trace, 7 * GIB, &["pytorch"]).notes.is_empty());
+    }
 }
