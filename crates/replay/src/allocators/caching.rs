@@ -21,7 +21,8 @@
 use ::poorwill::PoolError;
 
 use super::allocator::Allocator;
-use super::lists::{Class, Lists, NONE, Node, NodePlace};
+use super::lists::{Class, Lists};
+use super::node::{NONE, Node, NodePlace};
 use super::segment::{PartState, Segment, SegmentPart};
 use super::setup::{AllocatorKind, Setup};
 use crate::card::Card;
@@ -533,7 +534,7 @@ mod grown {
                 if random.u8(0..20) == 0 {
                     allocator.empty_cache().unwrap();
                 }
-                for list in 0..allocator.lists.all().count() as u32 {
+                for list in 0..u32::try_from(allocator.lists.all().count()).unwrap() {
                     let bytes = random.u64(1..200 * MIB).next_multiple_of(GRAIN_BYTES);
                     let first = allocator.lists.list(list).runs.first(bytes);
                     assert_eq!(first, walked(&allocator, list, bytes), "{number}, {list}: {bytes}");

@@ -8,35 +8,9 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::runs::{Run, Runs};
+use super::node::{NONE, Node, NodePlace};
+use super::runs::{OpenRun, Runs};
 use super::segment::PartState;
-
-/// A block, by its place.
-pub(super) type NodePlace = u32;
-
-/// No block.
-pub(super) const NONE: NodePlace = NodePlace::MAX;
-
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Node {
-    pub(super) addr: u64,
-    pub(super) bytes: u64,
-    pub(super) before: NodePlace,
-    pub(super) behind: NodePlace,
-    pub(super) list: u32,
-    pub(super) state: PartState,
-    /// Whether its segment grows.
-    pub(super) is_expandable: bool,
-    /// How often its list had been asked when it became free.
-    pub(super) asked: u64,
-}
-
-impl Node {
-    /// Whether it is all of its segment.
-    pub(super) fn is_whole(&self) -> bool {
-        self.before == NONE && self.behind == NONE
-    }
-}
 
 /// Of one private pool (0: the allocator's own), size class and stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -168,9 +142,14 @@ impl Lists {
         let Node { addr, bytes, list, .. } = *self.node(place);
         let end = addr.saturating_add(bytes);
         let runs = &mut self.list_mut(list).runs;
-        let below = runs.take_below(addr).unwrap_or(Run { start: addr, end: addr, first: place });
+        let below = runs.take_below(addr).unwrap_or(OpenRun {
+            start: addr,
+            end: addr,
+            first: place,
+            can_grow: false,
+        });
         let end = runs.take_above(end).map_or(end, |above| above.end);
-        self.insert_run(list, Run { end, ..below });
+        self.insert_run(list, OpenRun { end, ..below });
     }
 
     /// A block leaves its run.
@@ -178,18 +157,18 @@ impl Lists {
         let Node { addr, bytes, list, behind, .. } = *self.node(place);
         let end = addr.saturating_add(bytes);
         let Some(run) = self.list_mut(list).runs.take_around(addr) else { return };
-        self.insert_run(list, Run { end: addr, ..run });
-        self.insert_run(list, Run { start: end, first: behind, ..run });
+        self.insert_run(list, OpenRun { end: addr, ..run });
+        self.insert_run(list, OpenRun { start: end, first: behind, ..run });
     }
 
-    fn insert_run(&mut self, list: u32, run: Run) {
+    fn insert_run(&mut self, list: u32, run: OpenRun) {
         if run.start >= run.end {
             return;
         }
         // No two free blocks touch, so a second one is unmapped.
         let Node { bytes, state, .. } = *self.node(run.first);
         let can_grow = state == PartState::Unmapped || bytes < run.end - run.start;
-        self.list_mut(list).runs.insert(run, can_grow);
+        self.list_mut(list).runs.insert(OpenRun { can_grow, ..run });
     }
 
     /// Cuts a block that is in no set. What is behind the first `bytes` is another one of the same state, in no set.

@@ -5,6 +5,7 @@ mod caching;
 mod first_fit;
 mod lists;
 mod memoryless;
+mod node;
 mod poorwill;
 mod runs;
 mod segment;

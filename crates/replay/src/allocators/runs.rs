@@ -2,59 +2,63 @@
 //!
 //! Promises:
 //!
-//! - A run is as long as it can be: a live block, an end of its segment or a block in no set is on both sides.
+//! - A run is as long as it can be. What is on both sides is live, in no set, or of another segment.
 //! - Of the runs that have unmapped addresses, the first one of a length is found without a walk.
 
 use std::collections::BTreeMap;
 
 use super::first_fit::FirstFit;
-use super::lists::NodePlace;
+use super::node::NodePlace;
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Run {
+pub(super) struct OpenRun {
     pub(super) start: u64,
     pub(super) end: u64,
     /// Its first block.
     pub(super) first: NodePlace,
+    /// Whether some of it is unmapped.
+    pub(super) can_grow: bool,
 }
 
 /// Those of a list.
 #[derive(Debug, Default)]
 pub(super) struct Runs {
-    by_start: BTreeMap<u64, Run>,
+    by_start: BTreeMap<u64, OpenRun>,
     growing: FirstFit,
 }
 
 impl Runs {
-    /// One that touches no other. It can grow if some of it is unmapped.
-    pub(super) fn insert(&mut self, run: Run, can_grow: bool) {
+    /// One that touches no other.
+    pub(super) fn insert(&mut self, run: OpenRun) {
         self.by_start.insert(run.start, run);
-        if can_grow {
+        if run.can_grow {
             self.growing.set(run.start, run.end - run.start);
         }
     }
 
-    fn remove(&mut self, run: Run) -> Run {
+    fn remove(&mut self, run: OpenRun) -> OpenRun {
         self.by_start.remove(&run.start);
-        self.growing.set(run.start, 0);
+        if run.can_grow {
+            self.growing.set(run.start, 0);
+        }
         run
     }
 
     /// Takes out the one that ends there.
-    pub(super) fn take_below(&mut self, addr: u64) -> Option<Run> {
+    pub(super) fn take_below(&mut self, addr: u64) -> Option<OpenRun> {
         let (_, run) = self.by_start.range(..addr).next_back().filter(|(_, run)| run.end == addr)?;
         let run = *run;
         Some(self.remove(run))
     }
 
     /// Takes out the one that begins there.
-    pub(super) fn take_above(&mut self, addr: u64) -> Option<Run> {
+    pub(super) fn take_above(&mut self, addr: u64) -> Option<OpenRun> {
         let run = *self.by_start.get(&addr)?;
         Some(self.remove(run))
     }
 
     /// Takes out the one that has an address.
-    pub(super) fn take_around(&mut self, addr: u64) -> Option<Run> {
+    pub(super) fn take_around(&mut self, addr: u64) -> Option<OpenRun> {
         let (_, run) = self.by_start.range(..=addr).next_back().filter(|(_, run)| addr < run.end)?;
         let run = *run;
         Some(self.remove(run))

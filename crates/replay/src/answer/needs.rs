@@ -44,8 +44,8 @@ fn enough(trace: &Trace, run: &Run) -> Option<u64> {
     run.fits().then(|| claim::peak_with(&trace.claims, &run.mapped_bytes).1)
 }
 
-/// As far as what fits rises with memory. Where a threshold follows the card it need not: then smaller sizes are tried,
-/// and what is found fits, though a size between those may fit, too. It is never less than what did not suffice.
+/// As far as what fits rises with memory. Where a threshold follows the card it need not, and smaller sizes are tried. What
+/// is found fits, though one between those may, too. It is never less than what did not suffice.
 fn smallest(trace: &Trace, run: &Run, live_bytes: u64, exact_bytes: u64) -> Result<Option<u64>, ReplayError> {
     let fits = |usable: u64| replay(trace, &run.setup, card_of(run, usable)).map(|run| run.fits());
     let usable = run.card.usable_bytes();
@@ -137,7 +137,7 @@ mod tests {
         let budget_bytes = budget_mib.map(|mib| mib * MIB);
         let card = Card { total_bytes: total_mib * MIB, taken_bytes: 0, budget_bytes };
         let run = replay(trace, &setup.parse().unwrap(), card).unwrap();
-        let [needs] = needs(trace, &[run.clone()]).unwrap().try_into().unwrap();
+        let [needs] = needs(trace, std::slice::from_ref(&run)).unwrap().try_into().unwrap();
         (run.fits(), needs.map(|bytes| bytes.div_ceil(MIB)))
     }
 

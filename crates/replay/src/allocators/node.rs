@@ -1,0 +1,30 @@
+//! A block in a segment, with the blocks beside it.
+
+use super::segment::PartState;
+
+/// A block, by its place.
+pub(super) type NodePlace = u32;
+
+/// No block.
+pub(super) const NONE: NodePlace = NodePlace::MAX;
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Node {
+    pub(super) addr: u64,
+    pub(super) bytes: u64,
+    pub(super) before: NodePlace,
+    pub(super) behind: NodePlace,
+    pub(super) list: u32,
+    pub(super) state: PartState,
+    /// Whether its segment grows.
+    pub(super) is_expandable: bool,
+    /// How often its list had been asked when it became free.
+    pub(super) asked: u64,
+}
+
+impl Node {
+    /// Whether it is all of its segment.
+    pub(super) fn is_whole(&self) -> bool {
+        self.before == NONE && self.behind == NONE
+    }
+}
