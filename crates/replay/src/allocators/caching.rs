@@ -165,7 +165,17 @@ impl CachingAllocator {
         let addr = self.next_addr.saturating_sub(bytes.saturating_add(GAP_BYTES)) / unit * unit;
         self.next_addr = addr;
         let is_expandable = self.is_expandable;
-        self.lists.add(Node { addr, bytes, before: NONE, behind: NONE, list, state, is_expandable, asked: 0 })
+        self.lists.add(Node {
+            addr,
+            bytes,
+            before: NONE,
+            behind: NONE,
+            list,
+            state,
+            is_filed: false,
+            is_expandable,
+            asked: 0,
+        })
     }
 
     fn unit_bytes(&self, list: u32) -> u64 {

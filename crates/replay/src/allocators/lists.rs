@@ -4,7 +4,7 @@
 //!
 //! - Neighbours are of one segment and touch each other. The two ends of a segment have none.
 //! - Each free block is in the list of its pool, size class and stream, by its size.
-//! - In segments that grow, each free or unmapped block is in a run of that list.
+//! - In segments that grow, each unmapped block is in a run of that list, with the free ones beside it.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -119,6 +119,7 @@ impl Lists {
                 list.whole.insert(place);
             }
         }
+        self.node_mut(place).is_filed = true;
         if is_expandable && state.is_open() {
             self.join_runs(place);
         }
@@ -135,29 +136,40 @@ impl Lists {
         if is_expandable && state.is_open() {
             self.part_run(place);
         }
+        self.node_mut(place).is_filed = false;
     }
 
-    /// A block comes between the runs beside it.
+    /// A block comes between the runs beside it. Those of a free block alone are not kept.
     fn join_runs(&mut self, place: NodePlace) {
-        let Node { addr, bytes, list, .. } = *self.node(place);
-        let end = addr.saturating_add(bytes);
-        let runs = &mut self.list_mut(list).runs;
-        let below = runs.take_below(addr).unwrap_or(OpenRun {
-            start: addr,
-            end: addr,
-            first: place,
-            can_grow: false,
-        });
-        let end = runs.take_above(end).map_or(end, |above| above.end);
-        self.insert_run(list, OpenRun { end, ..below });
+        let Node { list, before, behind, .. } = *self.node(place);
+        let mut run = self.alone(place);
+        if before != NONE && self.node(before).is_in_run() {
+            let below = self.list_mut(list).runs.take_below(run.start);
+            let below = below.unwrap_or_else(|| self.alone(before));
+            run = OpenRun { end: run.end, ..below };
+        }
+        if behind != NONE && self.node(behind).is_in_run() {
+            let above = self.list_mut(list).runs.take_above(run.end);
+            run.end = above.unwrap_or_else(|| self.alone(behind)).end;
+        }
+        self.insert_run(list, run);
+    }
+
+    fn alone(&self, place: NodePlace) -> OpenRun {
+        let Node { addr, bytes, .. } = *self.node(place);
+        OpenRun { start: addr, end: addr.saturating_add(bytes), first: place }
     }
 
     /// A block leaves its run.
     fn part_run(&mut self, place: NodePlace) {
-        let Node { addr, bytes, list, behind, .. } = *self.node(place);
-        let end = addr.saturating_add(bytes);
-        let Some(run) = self.list_mut(list).runs.take_around(addr) else { return };
-        self.insert_run(list, OpenRun { end: addr, ..run });
+        let Node { list, before, behind, state, .. } = *self.node(place);
+        let in_run = |place| place != NONE && self.node(place).is_in_run();
+        if state == PartState::Cached && !in_run(before) && !in_run(behind) {
+            return;
+        }
+        let OpenRun { start, end, .. } = self.alone(place);
+        let Some(run) = self.list_mut(list).runs.take_around(start) else { return };
+        self.insert_run(list, OpenRun { end: start, ..run });
         self.insert_run(list, OpenRun { start: end, first: behind, ..run });
     }
 
@@ -167,8 +179,9 @@ impl Lists {
         }
         // No two free blocks touch, so a second one is unmapped.
         let Node { bytes, state, .. } = *self.node(run.first);
-        let can_grow = state == PartState::Unmapped || bytes < run.end - run.start;
-        self.list_mut(list).runs.insert(OpenRun { can_grow, ..run });
+        if state == PartState::Unmapped || bytes < run.end - run.start {
+            self.list_mut(list).runs.insert(run);
+        }
     }
 
     /// Cuts a block that is in no set. What is behind the first `bytes` is another one of the same state, in no set.

@@ -16,6 +16,8 @@ pub(super) struct Node {
     pub(super) behind: NodePlace,
     pub(super) list: u32,
     pub(super) state: PartState,
+    /// Whether it is in the sets of its state.
+    pub(super) is_filed: bool,
     /// Whether its segment grows.
     pub(super) is_expandable: bool,
     /// How often its list had been asked when it became free.
@@ -23,6 +25,11 @@ pub(super) struct Node {
 }
 
 impl Node {
+    /// Whether a run may have it.
+    pub(super) const fn is_in_run(&self) -> bool {
+        self.is_expandable && self.is_filed && self.state.is_open()
+    }
+
     /// Whether it is all of its segment.
     pub(super) fn is_whole(&self) -> bool {
         self.before == NONE && self.behind == NONE

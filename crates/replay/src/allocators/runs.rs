@@ -1,9 +1,9 @@
-//! Runs of free and unmapped blocks that touch each other, in segments that grow.
+//! Runs of free and unmapped blocks that touch each other, in segments that grow. Some of each run is unmapped.
 //!
 //! Promises:
 //!
 //! - A run is as long as it can be. What is on both sides is live, in no set, or of another segment.
-//! - Of the runs that have unmapped addresses, the first one of a length is found without a walk.
+//! - The first one of a length is found without a walk.
 
 use std::collections::BTreeMap;
 
@@ -16,31 +16,25 @@ pub(super) struct OpenRun {
     pub(super) end: u64,
     /// Its first block.
     pub(super) first: NodePlace,
-    /// Whether some of it is unmapped.
-    pub(super) can_grow: bool,
 }
 
 /// Those of a list.
 #[derive(Debug, Default)]
 pub(super) struct Runs {
     by_start: BTreeMap<u64, OpenRun>,
-    growing: FirstFit,
+    lengths: FirstFit,
 }
 
 impl Runs {
     /// One that touches no other.
     pub(super) fn insert(&mut self, run: OpenRun) {
         self.by_start.insert(run.start, run);
-        if run.can_grow {
-            self.growing.set(run.start, run.end - run.start);
-        }
+        self.lengths.set(run.start, run.end - run.start);
     }
 
     fn remove(&mut self, run: OpenRun) -> OpenRun {
         self.by_start.remove(&run.start);
-        if run.can_grow {
-            self.growing.set(run.start, 0);
-        }
+        self.lengths.set(run.start, 0);
         run
     }
 
@@ -66,6 +60,6 @@ impl Runs {
 
     /// The first block of the first run that can grow to so many bytes.
     pub(super) fn first(&self, bytes: u64) -> Option<NodePlace> {
-        self.by_start.get(&self.growing.first(bytes)?).map(|run| run.first)
+        self.by_start.get(&self.lengths.first(bytes)?).map(|run| run.first)
     }
 }
