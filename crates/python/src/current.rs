@@ -48,7 +48,8 @@ fn current(py: Python<'_>) -> PyResult<Arena> {
 #[pyo3(signature = (tag="weights", device=None))]
 fn pool<'py>(py: Python<'py>, tag: &str, device: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
     py.import("poorwill.torch")?;
-    let arena = Bound::new(py, arena(py, device, DEFAULT, None, None, false, None, None, None, None, None)?)?;
+    let arena =
+        Bound::new(py, arena(py, device, DEFAULT, None, None, false, None, None, None, None, None, None)?)?;
     Arena::pool(&arena, tag)
 }
 
@@ -57,7 +58,8 @@ fn pool<'py>(py: Python<'py>, tag: &str, device: Option<&Bound<'py, PyAny>>) -> 
 #[pyo3(signature = (device=None))]
 fn graph_pool<'py>(py: Python<'py>, device: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
     py.import("poorwill.torch")?;
-    let arena = Bound::new(py, arena(py, device, DEFAULT, None, None, false, None, None, None, None, None)?)?;
+    let arena =
+        Bound::new(py, arena(py, device, DEFAULT, None, None, false, None, None, None, None, None, None)?)?;
     Arena::graph_pool(&arena)
 }
 

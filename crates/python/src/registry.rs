@@ -16,8 +16,8 @@ use poorwill::backup::Compress;
 use poorwill::budget::{Envelope, claim_own};
 use poorwill::disk::DiskConfig;
 use poorwill::{
-    Budget, Cap, Claim, Device, DeviceOptions, DeviceSpec, HostMemoryUse, OpenError, Peers, PoolConfig,
-    PoolError, Tag, chain,
+    Budget, ByteSize, Cap, Claim, Device, DeviceOptions, DeviceSpec, HostMemoryUse, OpenError, Peers,
+    PoolConfig, PoolError, Tag, chain,
 };
 use pyo3::prelude::*;
 
@@ -110,6 +110,7 @@ pub(crate) struct ArenaOptions {
     pub(crate) any_size: bool,
     pub(crate) name: String,
     pub(crate) limit: Option<Cap>,
+    pub(crate) cache_limit_bytes: Option<u64>,
     pub(crate) host_memory: HostMemoryUse,
     pub(crate) peers: Option<Vec<u32>>,
     pub(crate) keep_backups: Option<bool>,
@@ -141,6 +142,7 @@ pub(crate) struct Entry {
     name: String,
     device: DeviceSpec,
     limit: Option<Cap>,
+    cache_limit_bytes: Option<u64>,
     keep_backups: bool,
     compress: Compress,
     opened: Mutex<Option<Arc<Opened>>>,
@@ -236,6 +238,7 @@ impl DeviceSlot {
             name: options.name.clone(),
             device: device.spec().clone(),
             limit: options.limit,
+            cache_limit_bytes: options.cache_limit_bytes,
             keep_backups: options.keeps_backups_on(&device),
             compress: options.compresses(),
             opened: Mutex::new(Some(opened)),
@@ -313,6 +316,7 @@ impl Opened {
         let limit_bytes = options.limit.map(|limit| limited(limit, &envelope));
         let pool = PoolConfig::default()
             .limited_to(limit_bytes)
+            .caching_at_most(options.cache_limit_bytes)
             .keeping_backups(options.keep_backups)
             .compressing(options.compresses());
         Ok(Self {
@@ -391,6 +395,10 @@ impl Entry {
         &self.device
     }
 
+    pub(crate) fn cache_limit_bytes(&self) -> Option<u64> {
+        self.cache_limit_bytes
+    }
+
     pub(crate) fn is_open(&self) -> bool {
         locked(&self.opened).is_some()
     }
@@ -442,6 +450,14 @@ impl Entry {
         if let Some(requested) = options.compress.filter(|requested| *requested != self.compress) {
             let option = |compress| format!("compress=\"{compress}\"");
             return conflict(option(self.compress), option(requested));
+        }
+        if let Some(requested) =
+            options.cache_limit_bytes.filter(|limit| Some(*limit) != self.cache_limit_bytes)
+        {
+            let was =
+                self.cache_limit_bytes.map_or_else(|| "None".to_owned(), |bytes| ByteSize(bytes).to_string());
+            let option = |limit: &str| format!("cache_limit={limit}");
+            return conflict(option(&was), option(&ByteSize(requested).to_string()));
         }
         let Some(limit) = options.limit.filter(|limit| Some(*limit) != self.limit) else { return Ok(()) };
         let was =

@@ -5,6 +5,7 @@ import pickle
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -40,6 +41,14 @@ def together(*works: Callable[[], object]) -> None:
     with ThreadPoolExecutor(len(works)) as threads:
         for running in [threads.submit(work) for work in works]:
             running.result()
+
+
+def eventually(is_so: Callable[[], bool]) -> None:
+    """Waits for what happens in the background."""
+    deadline_s = time.monotonic() + STUCK_S / 30
+    while not is_so():
+        assert time.monotonic() < deadline_s, "it does not happen"
+        time.sleep(0.001)
 
 
 def assert_restored(report: Any) -> None:

@@ -9,6 +9,7 @@ import gc
 import itertools
 import os
 import pickle
+import random
 import threading
 from collections.abc import Iterator
 from importlib import import_module
@@ -17,7 +18,8 @@ from typing import Any
 import poorwill
 import poorwill.torch
 import pytest
-from helpers import cases, together
+from helpers import cases, eventually, together
+from poorwill import _native
 
 torch: Any = import_module("torch")
 
@@ -92,6 +94,53 @@ def test_what_a_scope_has_freed_is_not_kept(arena: poorwill.Arena) -> None:
     assert live <= mapped_bytes(arena) <= live + 20 * MIB
     assert arena.stats().peak_mapped_bytes <= arena.stats().peak_live_bytes + 64 * MIB
     assert all(same(tensor, number) for number, tensor in enumerate(kept))
+
+
+def churn(arena: poorwill.Arena, rng: random.Random, most_bytes: int) -> int:
+    """Takes and frees blocks of a load. Returns what was mapped at most beside what lived, after it took one,
+    and waits each time until that is no more than `most_bytes`.
+    """
+    live: list[Any] = []
+    # What was freed since the last check, if only requests are checked.
+    unseen_bytes, moment = 0, _native.torch_moment()
+    peak_bytes = 0
+
+    def unused_bytes() -> int:
+        return mapped_bytes(arena) - sum(tensor.numel() for tensor in live) - unseen_bytes
+
+    for _ in range(120):
+        mib = rng.choice([2 ** rng.uniform(-10, 4), rng.uniform(16, 300)])
+        live.append(torch.empty(int(mib * MIB), dtype=torch.uint8, device="cuda"))
+        if WATCH == "operations" or _native.torch_moment() != moment:
+            unseen_bytes, moment = 0, _native.torch_moment()
+        # The arena releases in the background, once queued work is complete.
+        torch.cuda.synchronize()
+        eventually(lambda: unused_bytes() <= most_bytes)
+        peak_bytes = max(peak_bytes, unused_bytes())
+        while live and (sum(tensor.numel() for tensor in live) > GIB or rng.random() < 0.4):
+            unseen_bytes += live.pop(rng.randrange(len(live))).numel()
+    return peak_bytes
+
+
+@pytest.mark.parametrize("limit_mib", [128, 200, 700])
+def test_a_cache_limit_bounds_what_stays_mapped(limit_mib: int) -> None:
+    for seed in cases(10):
+        limit_bytes = limit_mib * MIB
+        # Chunks that are partly live stay.
+        for limit, most_bytes in [(None, 8 * GIB), (limit_bytes, limit_bytes + 32 * MIB)]:
+            with poorwill.arena("cuda:0", next(NAMES), limit="8GiB", cache_limit=limit) as arena:
+                with arena.pool("weights"):
+                    torch.cuda.current_blas_handle()
+                    peak_bytes = churn(arena, random.Random(seed), most_bytes)
+                torch.cuda.synchronize()
+            assert limit is not None or peak_bytes > 732 * MIB, (seed, peak_bytes)
+
+
+@pytest.mark.parametrize("limit", [0, "127MiB"])
+def test_a_cache_limit_that_no_pool_can_keep_is_refused(limit: int | str) -> None:
+    with poorwill.arena("cuda:0", next(NAMES), limit="1GiB", cache_limit=limit) as arena:
+        with pytest.raises(ValueError, match="keep up to 134217728: give 128MiB or more, or none"):
+            arena.pool("weights")
 
 
 def test_three_quarters_then_seven_eighths(arena: poorwill.Arena) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import poorwill
 import pytest
-from helpers import DEVICE, MIB, filled, run
+from helpers import DEVICE, MIB, eventually, filled, run
 
 # Opening and closing.
 
@@ -45,6 +45,12 @@ def test_asking_again_returns_the_same(arena: poorwill.Arena) -> None:
     ("device", "name", "options", "words"),
     [
         (DEVICE, "tested", {"limit": "32MiB"}, "with a limit of 64 MiB, and a limit of 32 MiB is requested"),
+        (
+            DEVICE,
+            "tested",
+            {"cache_limit": "3MiB"},
+            "with cache_limit=None, and cache_limit=3 MiB is requested",
+        ),
         (DEVICE, "tested", {"limit": 0.25}, "and a limit of 0.25 is requested"),
         ("host:1GiB", "tested", {}, "host:256MiB is open not as host:1GiB, for `tested`"),
         ("host:1GiB", "other", {}, "all arenas of a device share it"),
@@ -87,6 +93,7 @@ def test_a_limit_has_to_fit_beside_what_is_there(arena: poorwill.Arena) -> None:
         (DEVICE, {"limit": "1GiB"}, poorwill.BudgetError, "cannot claim 1 GiB for `pool`"),
         (DEVICE, {"limit": True}, TypeError, "not bool"),
         (DEVICE, {"host_limit": "lots"}, ValueError, "`lots` is not a size"),
+        (DEVICE, {"cache_limit": "few"}, ValueError, "`few` is not a size"),
         (DEVICE, {"name": "a b"}, ValueError, "`a b` cannot be the name of an arena"),
         (1.5, {}, TypeError, "a device is an int"),
     ],
@@ -99,6 +106,22 @@ def test_what_cannot_be_opened_says_why(
     assert type(raised.value) is error
     # Nothing is left of it.
     poorwill.arena("host:512MiB", "refused").close()
+
+
+def test_a_cache_limit_bounds_what_freed_blocks_leave_mapped() -> None:
+    with poorwill.arena(DEVICE, "bounded", cache_limit="8MiB") as arena:
+        assert arena.cache_limit_bytes == 8 * MIB
+        assert poorwill.arena(DEVICE, "bounded", cache_limit=8 * MIB) == arena
+        kept = filled(arena, "weights")
+        blocks = [filled(arena, "weights") for _ in range(8)]
+        assert arena.stats().mapped_bytes >= 36 * MIB
+        del blocks
+        eventually(lambda: arena.stats().mapped_bytes <= 4 * MIB + 8 * MIB)
+        del kept
+    with poorwill.arena(DEVICE, "unbounded") as arena:
+        assert arena.cache_limit_bytes is None
+        filled(arena, "weights", 36 * MIB)
+        assert arena.stats().cached_bytes >= 36 * MIB
 
 
 def test_closing_ends_all_that_names_it() -> None:

@@ -124,6 +124,31 @@ print(used() / sum(tensor.nbytes for tensor in kept))
     assert float(over_fakes(script, {**environment, "POORWILL_FAKE_CUDA_DEVICES": "64GiB"})) <= 1.035
 
 
+@pytest.mark.parametrize("cache_limit", [None, "128MiB"])
+def test_a_cache_limit_holds_beside_a_large_model(
+    environment: dict[str, str], cache_limit: str | None
+) -> None:
+    # Without one, a sixty-fourth of what is mapped may be cached.
+    script = f"""
+from helpers import eventually
+arena = poorwill.arena(cache_limit={cache_limit!r})
+kept = []
+with poorwill.torch.Pool(arena, "weights", watch="segments"):
+    torch.cuda.current_blas_handle()
+    before = arena.stats().mapped_bytes
+    kept.extend(take(torch, 1024) for _ in range(24))
+    freed = [take(torch, 25) for _ in range(12)]
+    del freed
+    kept.append(take(torch, 40))
+    live = sum(tensor.nbytes for tensor in kept)
+    if arena.cache_limit_bytes is not None:
+        eventually(lambda: arena.stats().mapped_bytes - before - live <= 160 * MIB)
+    print((arena.stats().mapped_bytes - before - live) // MIB)
+"""
+    unused_mib = int(over_fakes(script, {**environment, "POORWILL_FAKE_CUDA_DEVICES": "64GiB"}))
+    assert (unused_mib > 160) == (cache_limit is None), unused_mib
+
+
 # What each script is about, what it has in its environment, and the script.
 SCRIPTS = """
 ### a copy in inference mode fits beside what lives

@@ -388,6 +388,7 @@ def arena(
     compress: Literal["auto", "off", "always"] | None = None,
     disk: str | PathLike[str] | None = None,
     disk_limit: int | str | None = None,
+    cache_limit: int | str | None = None,
 ) -> Arena:
     """Opens an arena, or finds the open one: device memory that can sleep and wake.
 
@@ -401,6 +402,10 @@ def arena(
     - one for each device, as a mapping or a text like "cuda:0=20GiB,0.92".
 
     Without a limit it is what is left of the budget; several such arenas compete for that.
+
+    `cache_limit` bounds the freed memory that stays mapped for reuse, as seen before each operation in a pool
+    of PyTorch's, whose cache counts. A pool needs 128 MiB or more. Without a limit all of it stays until a
+    trim, or until the last pool ends.
 
     `host_limit` bounds the device's host memory for backups, and `pageable` leaves that unlocked. `peers`
     are the numbers of GPUs that may access this GPU's memory, by default all that can; `()` suits a process
@@ -433,6 +438,9 @@ class Arena:
     @property
     def limit_bytes(self) -> int:
         """Most that it may map."""
+    @property
+    def cache_limit_bytes(self) -> int | None:
+        """Most freed memory that stays mapped for reuse, or None."""
     @property
     def shares_host_memory(self) -> bool:
         """Whether the device's memory is the computer's, so that backups take what a sleep releases."""

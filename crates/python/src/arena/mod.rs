@@ -63,6 +63,10 @@ pub(crate) const DEFAULT: &str = "default";
 ///
 /// Without a limit it is what is left of the budget; several such arenas compete for that.
 ///
+/// `cache_limit` bounds the freed memory that stays mapped for reuse, as seen before each operation in a
+/// pool of PyTorch's, whose cache counts. A pool needs 128 MiB or more. Without a limit all of it stays
+/// until a trim, or until the last pool ends.
+///
 /// `host_limit` bounds the device's host memory for backups, and `pageable` leaves that unlocked. `peers` are
 /// the numbers of GPUs that may access this GPU's memory, by default all that can; `()` suits a process with
 /// one GPU. `disk` is a folder on a local disk for backups that host memory cannot hold, and `disk_limit`
@@ -79,7 +83,7 @@ pub(crate) const DEFAULT: &str = "default";
 #[pyfunction]
 #[pyo3(signature = (
     device=None, name="default", *, limit=None, host_limit=None, pageable=false, peers=None, keep_backups=None,
-    compress=None, disk=None, disk_limit=None
+    compress=None, disk=None, disk_limit=None, cache_limit=None
 ))]
 #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
 pub(crate) fn arena(
@@ -94,6 +98,7 @@ pub(crate) fn arena(
     compress: Option<&str>,
     disk: Option<PathBuf>,
     disk_limit: Option<&Bound<'_, PyAny>>,
+    cache_limit: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Arena> {
     if Tag::new(name).is_err() {
         return Err(invalid(format!(
@@ -104,6 +109,7 @@ pub(crate) fn arena(
     let any_size = device.is_some_and(|device| device.cast::<PyString>().is_ok_and(|text| text == "host"));
     let spec = device::named(device, py)?;
     let limit = limit.map(|limit| cap::of(limit, &spec)).transpose()?.flatten();
+    let cache_limit_bytes = cache_limit.map(size_of).transpose()?;
     let limit_bytes = host_limit.map(size_of).transpose()?;
     let host_memory = HostMemoryUse::default().limited_to(limit_bytes).left_pageable(pageable);
     let compress = compress.map(request::compress).transpose()?;
@@ -120,6 +126,7 @@ pub(crate) fn arena(
         any_size,
         name,
         limit,
+        cache_limit_bytes,
         host_memory,
         peers,
         keep_backups,
@@ -206,6 +213,12 @@ impl Arena {
     #[getter]
     fn limit_bytes(&self) -> PyResult<u64> {
         Ok(self.opened()?.arena().limit_bytes())
+    }
+
+    /// Most freed memory that stays mapped for reuse, or None.
+    #[getter]
+    fn cache_limit_bytes(&self) -> PyResult<Option<u64>> {
+        Ok(self.entry.get()?.cache_limit_bytes())
     }
 
     /// Whether the device's memory is the computer's, so that backups take what a sleep releases.

@@ -6,7 +6,7 @@ import sys
 from types import TracebackType
 from typing import Any, Literal
 
-from poorwill import _native
+from poorwill import _cache, _native
 from poorwill._native import Arena, PoorwillError
 from poorwill._torch_version import UnsupportedTorchError
 from poorwill.torch import _emptying
@@ -29,8 +29,13 @@ class Pool(contextlib.ContextDecorator):
     32 MiB or less until the context ends, and cuBLAS gets its workspaces first. Without checks of
     operations, one that runs out of memory is not retried.
 
+    After a check, and once queued work is complete, the arena's `cache_limit` bounds what is mapped besides
+    live tensors. Chunks of 32 MiB that are partly live may exceed it. Each further thread in a pool adds 96
+    MiB, or three sixteenths of the limit if that is more.
+
     Raises PoorwillError for an arena without a GPU or a PyTorch without one. Raises UnsupportedTorchError
-    for a custom allocator in PyTorch, and ValueError for an invalid tag or `watch`.
+    for a custom allocator in PyTorch. Raises ValueError for an invalid tag or `watch`, and for an arena whose
+    `cache_limit` is below 128 MiB.
     """
 
     def __init__(
@@ -51,6 +56,9 @@ class Pool(contextlib.ContextDecorator):
                 f"PyTorch's allocator is {backend} here, which has no pools: take `backend` out of "
                 "PYTORCH_ALLOC_CONF, and let nothing call change_current_allocator"
             )
+        limit_bytes = arena.cache_limit_bytes
+        if limit_bytes is not None:
+            _cache.check_limit("cache_limit", limit_bytes)
         torch.cuda.init()
         self.arena = arena
         self.tag = tag

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from poorwill import _native
+from poorwill import _cache, _native
 from poorwill._native import Arena, ClosedError
 from poorwill._settings import lower_split_limit
 from poorwill.torch._gpu import Gpu, on
@@ -23,12 +23,8 @@ from poorwill.torch._watch import (
     modes,
 )
 
-# Growth of PyTorch's cache before a generation is retired: an arena's chunk. Larger freed parts are released
-# whole. Smaller ones lie in single granules, which can be carved.
-_STEP_BYTES = 32 << 20
-
-# With checks after requests, the cache may grow by this part of what is mapped, if that is more. Then no
-# cached part is so large that it would be split.
+# With checks after requests, the cache may grow by this part of what is mapped, if that is more than a step.
+# Then no cached part is so large that it would be split.
 _STEPS = 64
 
 # Change of mapped bytes before the device's free memory is queried again.
@@ -106,7 +102,7 @@ class Scope:
             self._keep_workspaces_out()
         self.resume()
         if operation.allocates:
-            self._take_back_growth(_STEP_BYTES)
+            self._take_back_growth(_cache.STEP_BYTES)
 
     def look_after_segment(self) -> None:
         """The same after an operation that requested a segment, if operations are not checked."""
@@ -121,7 +117,11 @@ class Scope:
             self.resume()
 
     def _look_after(self, mapped_bytes: int) -> None:
-        self._take_back_growth(max(_STEP_BYTES, mapped_bytes // _STEPS))
+        step_bytes = max(_cache.STEP_BYTES, mapped_bytes // _STEPS)
+        limit_bytes = self.arena.cache_limit_bytes
+        if limit_bytes is not None:
+            step_bytes = min(step_bytes, _cache.largest_step_bytes(limit_bytes))
+        self._take_back_growth(step_bytes)
         with on(self.gpu.ordinal):
             is_at_home = self._place() in _threads.places_with_workspaces
         if not is_at_home or not self._has_headroom(mapped_bytes):
@@ -303,10 +303,12 @@ _users: dict[Arena, int] = {}
 
 
 def _hold_cache(arena: Arena) -> None:
-    """While a scope is open, freed memory stays mapped for the next allocation."""
+    """While a scope is open, freed memory stays mapped for the next allocation, up to the arena's limit."""
     with _users_lock:
         if arena not in _users:
-            _native.torch_set_cached_max(arena, None)
+            limit_bytes = arena.cache_limit_bytes
+            share_bytes = None if limit_bytes is None else _cache.arena_share_bytes(limit_bytes)
+            _native.torch_set_cached_max(arena, share_bytes)
         _users[arena] = _users.get(arena, 0) + 1
 
 
@@ -327,7 +329,7 @@ def _let_cache_go(arena: Arena) -> None:
 @contextlib.contextmanager
 def _leave_uncut(arena: Arena, tag: str) -> Iterator[None]:
     """PyTorch does not split large free parts meanwhile, so they are whole at the next check."""
-    with lower_split_limit(_STEP_BYTES >> 20):
+    with lower_split_limit(_cache.STEP_BYTES >> 20):
         _native.torch_leave_uncut(arena, tag, True)
         try:
             yield
