@@ -79,6 +79,7 @@ KINDS = {
     "record_folder": ("path", "a folder, made if it is not there", ""),
     "_bytes": ("size", "like `64GiB`, or a number", "bytes"),
     "triton_shared_memory_bytes": ("size", "above 0, like `99KiB`, or a number", "bytes"),
+    "_cache_limit": ("size", "`128MiB` or more, like `2GiB`", "bytes"),
     "_budget": ("size or share", "like `22528MiB`, `0.92` or `92%`", "bytes, or a share of the total"),
     "_seconds": ("number", "0 to 3600", "seconds"),
 }

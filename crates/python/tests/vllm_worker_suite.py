@@ -115,6 +115,11 @@ def test_backups_need_not_stay(start: Start) -> None:
         assert engine.arena.stats().backup_raw_bytes == 0
 
 
+def test_a_cache_limit_is_the_arenas(start: Start) -> None:
+    engine = start(POORWILL_CACHE_LIMIT="128MiB").start()
+    assert engine.arena.cache_limit_bytes == 128 * MIB
+
+
 def test_what_is_held_keeps_the_engine_awake(start: Start) -> None:
     engine = start(POORWILL_PREPARE="0").start()
     with engine.arena.hold("kv_cache", "NIXL"):

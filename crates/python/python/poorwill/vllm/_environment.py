@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
+from poorwill import _cache
 from poorwill._environment import SLEEP_MODE as SLEEP_MODE
 from poorwill._environment import WAKE_TIMEOUT as WAKE_TIMEOUT
 from poorwill._environment import WAKE_TIMEOUT_S
@@ -20,6 +21,7 @@ from poorwill._ranks import RANKS_TIMEOUT as RANKS_TIMEOUT
 OFFLOAD = "POORWILL_OFFLOAD"
 BUDGET = "POORWILL_BUDGET"
 HOST_BUDGET = "POORWILL_HOST_BUDGET"
+CACHE_LIMIT = "POORWILL_CACHE_LIMIT"
 PAGEABLE = "POORWILL_PAGEABLE"
 PREPARE = "POORWILL_PREPARE"
 KEEP_BACKUPS = "POORWILL_KEEP_BACKUPS"
@@ -49,6 +51,8 @@ class Environment:
     """What one engine may use of its GPU, in bytes or as a share; replaces `--gpu-memory-utilization`."""
     host_budget_bytes: int | None = None
     """Host memory for backups and offloaded weights, for each GPU."""
+    cache_limit_bytes: int | None = None
+    """Freed memory that stays mapped for reuse during a load, PyTorch's cache of it included"""
     pageable: bool = False
     """Whether backups are in pageable instead of page-locked memory."""
     prepare: bool | None = None
@@ -97,6 +101,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         offload=_switch(given, OFFLOAD, default.offload),
         budget=_budget(given),
         host_budget_bytes=_bytes(given, HOST_BUDGET),
+        cache_limit_bytes=_cache_limit(given),
         pageable=_switch(given, PAGEABLE, default.pageable),
         prepare=_choice(given, PREPARE),
         keep_backups=_choice(given, KEEP_BACKUPS),
@@ -182,6 +187,13 @@ def _bytes(environ: Mapping[str, str], name: str) -> int | None:
         return parse_bytes(text)
     except ValueError as error:
         raise ValueError(f"{name}={text!r} is no size ({error}): write it like 64GiB, or in bytes") from None
+
+
+def _cache_limit(environ: Mapping[str, str]) -> int | None:
+    limit_bytes = _bytes(environ, CACHE_LIMIT)
+    if limit_bytes is not None:
+        _cache.check_limit(f"{CACHE_LIMIT}={environ[CACHE_LIMIT]!r}", limit_bytes)
+    return limit_bytes
 
 
 def _budget(environ: Mapping[str, str]) -> str | None:

@@ -70,6 +70,7 @@ class Allocator:
         *,
         limit_bytes: int | None = None,
         host_limit_bytes: int | None = None,
+        cache_limit_bytes: int | None = None,
         pageable: bool = False,
         keep_backups: bool | None = None,
         compress: Literal["auto", "off", "always"] = "auto",
@@ -98,6 +99,7 @@ class Allocator:
             "vllm",
             limit=limit_bytes,
             host_limit=host_limit_bytes,
+            cache_limit=cache_limit_bytes,
             pageable=pageable,
             # A rank uses one GPU, whichever others it sees.
             peers=(),

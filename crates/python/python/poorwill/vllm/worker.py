@@ -145,6 +145,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             self._envelope.device,
             limit_bytes=self._envelope.arena_limit_bytes(),
             host_limit_bytes=self._environment.host_budget_bytes,
+            cache_limit_bytes=self._environment.cache_limit_bytes,
             pageable=self._environment.pageable,
             keep_backups=self._environment.keep_backups,
             compress=self._environment.compress,
