@@ -106,7 +106,7 @@ def churn(arena: poorwill.Arena, rng: random.Random, most_bytes: int) -> int:
     peak_bytes = 0
 
     def unused_bytes() -> int:
-        return mapped_bytes(arena) - sum(tensor.numel() for tensor in live) - unseen_bytes
+        return mapped_bytes(arena) - int(sum(tensor.numel() for tensor in live)) - unseen_bytes
 
     for _ in range(120):
         mib = rng.choice([2 ** rng.uniform(-10, 4), rng.uniform(16, 300)])
