@@ -52,7 +52,7 @@ class Environment:
     host_budget_bytes: int | None = None
     """Host memory for backups and offloaded weights, for each GPU."""
     cache_limit_bytes: int | None = None
-    """Freed memory that stays mapped for reuse during a load, PyTorch's cache of it included"""
+    """Freed memory that stays mapped for reuse during a load, PyTorch's cache of it included."""
     pageable: bool = False
     """Whether backups are in pageable instead of page-locked memory."""
     prepare: bool | None = None
