@@ -30,7 +30,7 @@ pub use self::svg::svg;
 /// Only the style and the script in the page may load, by their SHA-256. A test computes both.
 const POLICY: &str = "default-src 'none'; \
     style-src 'sha256-vvZAIvbHKfIyr4isZvbD1eqCDQuPCvQkYuTcDey3uBY='; \
-    script-src 'sha256-Ir9cVt0swAK7fjKmnfg3mKp+mcF2gw0M/d/Aq2SvKmA='; \
+    script-src 'sha256-qjk6hHdRvUbitF0Op/dinqUNrhRyEUjwHrfb2dartr8='; \
     img-src data:; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'";
 const STYLE: &str = include_str!("page.css");
 const BODY: &str = include_str!("page.html");

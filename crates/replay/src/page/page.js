@@ -77,21 +77,33 @@ const stepWords = (step) => `step ${whole(step + 1)} of ${whole(data.steps)}${ph
 put(at("name"), data.name);
 const facts = data.total === data.usable || !data.total ? bytes(data.usable) : `${bytes(data.total)}, ${bytes(data.usable)} usable`;
 put(at("facts"), `· ${many(data.steps, "step")}${data.runs.length ? ` · on ${facts}` : ""}`);
-const [verdict, ...reasons] = (data.answer || data.name).split(/(?<=[.:]) (?=[A-Z])/);
+document.title = `${data.name} · Poorwill replay`;
+const said = data.answer || data.name;
+// The first sentence. A point between backticks ends none, and the next sentence may begin with one.
+const [verdict] = /^(?:`[^`]*`|[^`])*?\.(?= [A-Z`])/.exec(said) ?? [said];
 // What is between backticks is to be copied.
 function say(node, text) {
   node.replaceChildren(...text.split("`").map((piece, index) => index % 2 ? el("code", "", piece) : piece));
 }
 say(at("answer"), verdict);
-say(at("reasons"), reasons.join(" "));
+say(at("reasons"), said.slice(verdict.length).trim());
 const chooser = at("trace");
 chooser.append(...traces.map((one, index) => new Option(`${one.name}: ${one.answer.split(":")[0]}`, String(index))));
 chooser.value = String(traceIndex);
 at("traces").hidden = traces.length < 2;
-chooser.onchange = () => { location.hash = chooser.value; location.reload(); };
+chooser.onchange = () => { location.hash = chooser.value; };
+// The script runs anew for each recording, also on the way back. Who chose by keyboard goes on from there.
+addEventListener("hashchange", () => {
+  history.replaceState(document.activeElement === chooser ? "chooser" : null, "");
+  location.reload();
+});
 const NOTES = 3;
 function showNotes(count) {
-  const shown = data.notes.slice(0, count).map((note) => el("li", "", note));
+  const shown = data.notes.slice(0, count).map((note) => {
+    const item = el("li");
+    say(item, note);
+    return item;
+  });
   if (count < data.notes.length) {
     const item = el("li"), button = el("button", "", `${many(data.notes.length - count, "more note")}`);
     button.type = "button";
@@ -674,6 +686,10 @@ choose(chosen);
 showMap();
 showHolders();
 document.documentElement.classList.add("ready");
+if (history.state === "chooser") {
+  history.replaceState(null, "");
+  chooser.focus();
+}
 let seenWidth = chart.clientWidth;
 new ResizeObserver(() => {
   if (chart.clientWidth === seenWidth) return;

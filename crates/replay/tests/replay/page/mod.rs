@@ -162,7 +162,58 @@ fn assert_narrow(browser: &Browser) {
     assert_eq!(see(browser, "document.scrollingElement.scrollWidth <= innerWidth"), true);
     let cut = "all('button, select').filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.innerText)";
     assert_eq!(see(browser, cut), json!([]));
+    let outside = "all('#chart text').filter((one) => { const [text, chart] = [one, one.closest('#chart')].map((node) =>
+      node.getBoundingClientRect()); return text.left < chart.left || text.right > chart.right; }).map((one) => one.textContent)";
+    assert_eq!(see(browser, outside), json!([]));
     browser.resize(1200, 900);
+}
+
+#[test]
+#[ignore = "needs chromium and chromedriver"]
+fn each_rank_is_chosen_by_keyboard_and_shows_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("ranks.html");
+    let ranks: Vec<Trace> =
+        (1..5).map(|rank| Trace { name: format!("rank {rank}"), ..traces::long(rank * 700) }).collect();
+    let runs: Vec<Vec<Run>> = ranks.iter().map(|trace| traces::runs(trace, 79 * GIB)).collect();
+    let answers: Vec<String> = (1..5)
+        .map(|rank| format!("It fits: `pytorch` maps {rank} GiB at most, at step 3 of `a. Big part`. `poorwill` maps less."))
+        .collect();
+    let notes = vec!["It is not known: counted back from `segments`.".to_owned()];
+    let shown: Vec<PageTrace<'_>> = (0..ranks.len())
+        .map(|at| PageTrace { trace: &ranks[at], runs: &runs[at], answer: &answers[at], notes: &notes })
+        .collect();
+    fs::write(&file, page(&shown).unwrap()).unwrap();
+    let browser = Browser::start(folder.path(), |_| ());
+    browser.open(&url(&file));
+    wait(&browser, "text('#name') === 'rank 1'");
+    let mut seen = Vec::new();
+    for rank in 1..5 {
+        if rank > 1 {
+            browser.run("document.querySelector('#trace').focus()");
+            browser.keys(RIGHT);
+        }
+        wait(&browser, &format!("text('#name') === 'rank {rank}' && document.readyState === 'complete'"));
+        assert_eq!(see(&browser, "document.title"), format!("rank {rank} · Poorwill replay"));
+        let heading = format!("It fits: pytorch maps {rank} GiB at most, at step 3 of a. Big part.");
+        assert_eq!(see(&browser, "text('#answer')"), heading);
+        assert_eq!(
+            see(&browser, "text('#reasons') + text('#notes')"),
+            "poorwill maps less.It is not known: counted back from segments."
+        );
+        assert_eq!(see(&browser, "document.activeElement.id"), if rank > 1 { "trace" } else { "" });
+        seen.push(see(
+            &browser,
+            "[text('.series-row'), document.querySelector('#chart .area').getAttribute('d')]",
+        ));
+        assert_narrow(&browser);
+    }
+    let is_new = |(at, one): (usize, &Value)| !seen[..at].contains(one);
+    assert!(seen.iter().enumerate().all(is_new), "{seen:?}");
+    // The way back shows the rank that it leads to.
+    browser.run("history.back()");
+    wait(&browser, "location.hash === '#2' && text('#name') === 'rank 3'");
+    assert_eq!(browser.complaints(), [] as [String; 0]);
 }
 
 #[test]
