@@ -33,11 +33,17 @@ struct Reader {
 }
 
 impl Reader {
-    /// What was opened since.
-    fn close(&mut self, since: usize) -> super::value::Sequence {
-        let sequence = self.arena.sequence(&self.open[since..]);
+    /// What was opened since, as a list. JSON has equal frames again and again.
+    fn close(&mut self, since: usize) -> Value {
+        let list = self.arena.shared(&self.open[since..]);
         self.open.truncate(since);
-        sequence
+        Value::List(list)
+    }
+
+    fn close_dict(&mut self, since: usize) -> Value {
+        let dict = self.arena.shared_dict(&self.open[since..]);
+        self.open.truncate(since);
+        Value::Dict(dict)
     }
 }
 
@@ -87,7 +93,7 @@ impl<'de> Visitor<'de> for Seed<'_> {
         while let Some(item) = items.next_element_seed(Seed(self.0))? {
             self.0.open.push(item);
         }
-        Ok(Value::List(self.0.close(since)))
+        Ok(self.0.close(since))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
@@ -97,10 +103,7 @@ impl<'de> Visitor<'de> for Seed<'_> {
             let value = entries.next_value_seed(Seed(self.0))?;
             self.0.open.push(value);
         }
-        let dict = self.0.arena.sequence(&[]);
-        self.0.arena.extend_dict(dict, &self.0.open[since..]);
-        self.0.open.truncate(since);
-        Ok(Value::Dict(dict))
+        Ok(self.0.close_dict(since))
     }
 }
 

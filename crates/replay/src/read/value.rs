@@ -5,9 +5,10 @@
 //! - A value takes 8 bytes. What a pickle shares, such as frames, is there once.
 //! - Collections may grow in any order, and may contain each other.
 //! - Dicts with the same keys in the same order have them once.
+//! - Of lists that are equal when they are written, such as stacks, most have their items once.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 
 /// A value, or where its [`Arena`] has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -60,11 +61,15 @@ pub(super) struct Arena {
     more: Vec<Extent>,
     shapes: Shapes,
     empty: Sequence,
+    /// By a hash of the items, the last sequence that was written with it, or `NONE`.
+    known: Vec<u32>,
+    /// How many items are not in `items`, since equal ones are.
+    shared: usize,
 }
 
-/// The items of a sequence: most are in one place.
-#[derive(Debug, Clone, Copy)]
-struct Extents {
+/// The items of a sequence: most are in one place. Equal ones have equal items.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Extents {
     first: Extent,
     /// The last one of `more`, or `NONE`. Of a dict with a shape, the shape, [`SHAPED`].
     last: u32,
@@ -109,7 +114,7 @@ impl Shapes {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Extent {
     start: u32,
     len: u32,
@@ -118,6 +123,35 @@ struct Extent {
 }
 
 const NONE: u32 = u32::MAX;
+
+/// Places for known sequences. There are none before items take as much memory twice.
+const KNOWN_BITS: u32 = 16;
+
+/// Mixes values fast. A file with collisions takes more memory, and has the same values.
+#[derive(Default)]
+struct Mixer(u64);
+
+impl Hasher for Mixer {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64((*byte).into()));
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.write_u64(number.into());
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = (self.0.rotate_left(5) ^ number).wrapping_mul(0x517c_c1b7_2722_0a95);
+    }
+
+    fn write_usize(&mut self, number: usize) {
+        self.write_u64(number as u64);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
 
 impl Extent {
     const EMPTY: Self = Self { start: 0, len: 0, next: NONE };
@@ -139,6 +173,8 @@ impl Arena {
             more: Vec::new(),
             shapes: Shapes::default(),
             empty,
+            known: Vec::new(),
+            shared: 0,
         }
     }
 
@@ -182,6 +218,57 @@ impl Arena {
         sequence
     }
 
+    /// One with these items that nothing may be added to.
+    pub(super) fn shared(&mut self, items: &[Value]) -> Sequence {
+        if items.is_empty() {
+            return self.empty;
+        }
+        let known = self.equal(Sequence(position(self.sequences.len())), items);
+        if known.is_some() {
+            self.shared += items.len();
+        }
+        known.unwrap_or_else(|| self.sequence(items))
+    }
+
+    /// A dict with these keys and values in turn that nothing may be added to.
+    pub(super) fn shared_dict(&mut self, items: &[Value]) -> Sequence {
+        if items.is_empty() {
+            return self.empty;
+        }
+        let own = Sequence(position(self.sequences.len()));
+        if let Some(known) = self.equal(own, items) {
+            self.shared += items.len();
+            return known;
+        }
+        let dict = self.sequence(&[]);
+        self.extend_dict(dict, items);
+        dict
+    }
+
+    /// A sequence with the same items, if one is known. Otherwise `own` is known from now on.
+    fn equal(&mut self, own: Sequence, items: &[Value]) -> Option<Sequence> {
+        if self.known.is_empty() {
+            if self.items.len() < 1 << KNOWN_BITS {
+                return None;
+            }
+            self.known = vec![NONE; 1 << KNOWN_BITS];
+        }
+        let mut mixer = Mixer::default();
+        items.iter().for_each(|item| item.hash(&mut mixer));
+        let slot = usize::try_from(mixer.finish() >> (u64::BITS - KNOWN_BITS)).unwrap_or(0);
+        let known = Sequence(self.known[slot]);
+        let is_equal = match self.extents(known) {
+            Some(Extents { first, last: NONE }) => {
+                self.items.get(index(first.start)..index(first.end())) == Some(items)
+            }
+            _ => self.items(known).eq(items.iter().copied()),
+        };
+        if !is_equal {
+            self.known[slot] = own.0;
+        }
+        is_equal.then_some(known)
+    }
+
     /// Adds keys and values in turn to a dict.
     pub(super) fn extend_dict(&mut self, dict: Sequence, items: &[Value]) {
         let Extents { first, last } = self.sequences[dict.index()];
@@ -202,6 +289,14 @@ impl Arena {
 
     pub(super) fn extend(&mut self, sequence: Sequence, items: &[Value]) {
         if items.is_empty() {
+            return;
+        }
+        let is_new = self.sequences[sequence.index()] == Extents { first: Extent::EMPTY, last: NONE };
+        let known = if is_new { self.equal(sequence, items) } else { None };
+        // Those in one place only: the others' further places are their own.
+        if let Some(Extents { first, last: NONE }) = known.map(|known| self.sequences[known.index()]) {
+            self.sequences[sequence.index()].first = first;
+            self.shared += items.len();
             return;
         }
         let (start, len) = (position(self.items.len()), position(items.len()));
@@ -230,9 +325,14 @@ impl Arena {
         Items { arena: self, keys, left: &[], next: Some(first), is_value: false }
     }
 
+    /// Where the items of a sequence are.
+    pub(super) fn extents(&self, sequence: Sequence) -> Option<Extents> {
+        self.sequences.get(sequence.index()).copied()
+    }
+
     /// How many items all sequences have.
     pub(super) fn items_len(&self) -> usize {
-        self.items.len() + self.shapes.left_out
+        self.items.len() + self.shapes.left_out + self.shared
     }
 
     pub(super) fn sequences_len(&self) -> usize {
@@ -283,6 +383,7 @@ impl Arena {
             + size_of_val(&*self.items)
             + size_of_val(&*self.sequences)
             + size_of_val(&*self.more)
+            + size_of_val(&*self.known)
             + self.shapes.keys.iter().map(|keys| 2 * size_of_val(&**keys)).sum::<usize>()
             + self.texts.all.len()
             + size_of_val(&*self.texts.ends)
@@ -465,6 +566,44 @@ mod tests {
         let grown = [a, Value::Int(3), b, Value::Int(-3), c, Value::None, a, Value::Int(9)];
         assert_eq!(of(dicts[3]), grown);
         assert_eq!(of(dicts[4]), []);
+    }
+
+    #[test]
+    fn equal_lists_have_their_items_once_and_grow_alone() {
+        let mut arena = Arena::new();
+        let filler = vec![Value::None; 1 << KNOWN_BITS];
+        arena.sequence(&filler);
+        let ints = [1, 2, 3].map(Value::Int);
+        let all: Vec<Sequence> = (0..100).map(|_| arena.sequence(&ints)).collect();
+        assert_eq!((arena.items.len(), arena.items_len()), (filler.len() + 3, filler.len() + 300));
+        assert!(all.iter().all(|list| arena.extents(*list) == arena.extents(all[0])));
+        for (list, more) in [(7, 40), (9, 50), (7, 60)] {
+            arena.extend(all[list], &[Value::Int(more)]);
+        }
+        let of = |list: usize| arena.items(all[list]).skip(3).collect::<Vec<_>>();
+        assert_eq!(
+            [of(7), of(8), of(9)],
+            [vec![Value::Int(40), Value::Int(60)], vec![], vec![Value::Int(50)]]
+        );
+        assert_ne!(arena.extents(all[7]), arena.extents(all[9]));
+    }
+
+    #[test]
+    fn what_never_grows_is_one_sequence() {
+        let mut arena = Arena::new();
+        arena.sequence(&vec![Value::None; 1 << KNOWN_BITS]);
+        let [a, b] = ["a", "b"].map(|text| arena.text(text));
+        let dict = [a, Value::Int(1), b, Value::Int(2)];
+        let dicts = [arena.shared_dict(&dict), arena.shared_dict(&dict)];
+        let lists = [(); 2].map(|()| arena.shared(&dicts.map(Value::Dict)));
+        assert_eq!((dicts[0], lists[0]), (dicts[1], lists[1]));
+        assert_eq!(arena.items(dicts[1]).collect::<Vec<_>>(), dict);
+        assert_eq!(arena.items_len(), (1 << KNOWN_BITS) + 2 * dict.len() + 2 * dicts.len());
+        // A list of what a dict has keeps its own place.
+        let list = arena.sequence(&dict);
+        arena.extend(list, &[Value::None]);
+        assert_eq!((arena.items(list).len(), arena.items(dicts[0]).len()), (5, 4));
+        assert_eq!([arena.shared(&[]), arena.shared_dict(&[])], [arena.empty(); 2]);
     }
 
     #[test]

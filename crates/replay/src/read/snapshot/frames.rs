@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use super::view::{Keys, PerSequence, View};
 use crate::frames;
 use crate::read::fault::{Fault, Location};
-use crate::read::value::{Sequence, Value};
+use crate::read::value::{Extents, Sequence, Value};
 use crate::trace::{StackNumber, TraceBuilder};
 
 /// How many are kept, the innermost first.
@@ -31,8 +31,8 @@ pub(super) struct FrameTexts<'a> {
     line_of: PerSequence,
     /// By file, line and name: JSON shares no frames.
     equal: HashMap<[Value; 3], LineNumber>,
-    /// Of each list, in `kept`.
-    list_of: PerSequence,
+    /// Of each list, by where its items are, in `lists`.
+    list_of: HashMap<Extents, u32>,
     kept: HashMap<Vec<LineNumber>, u32>,
     lists: Vec<Vec<LineNumber>>,
     text_bytes_left: usize,
@@ -67,7 +67,7 @@ impl<'a> FrameTexts<'a> {
             lines: Vec::new(),
             line_of: PerSequence::new(view.arena()),
             equal: HashMap::new(),
-            list_of: PerSequence::new(view.arena()),
+            list_of: HashMap::new(),
             kept: HashMap::new(),
             lists: Vec::new(),
             text_bytes_left: TEXT_BYTES_MIN + 4 * size_of::<Value>() * view.arena().items_len(),
@@ -137,8 +137,9 @@ impl<'a> FrameTexts<'a> {
                 Err(Fault::new(place, "`frames` is no list"))
             };
         };
-        if let Some(list) = self.list_of.get(sequence) {
-            return Ok(Some(list));
+        let Some(extents) = self.view.arena().extents(sequence) else { return Ok(None) };
+        if let Some(list) = self.list_of.get(&extents) {
+            return Ok(Some(*list));
         }
         let mut lines = Vec::new();
         for frame in self.view.items(frames, place)? {
@@ -168,7 +169,7 @@ impl<'a> FrameTexts<'a> {
                 list
             }
         };
-        self.list_of.set(sequence, list);
+        self.list_of.insert(extents, list);
         Ok(Some(list))
     }
 
