@@ -190,9 +190,11 @@ impl<'a> FrameTexts<'a> {
         let [file, line, name] = fields;
         let arena = self.view.arena();
         let text = |value| arena.as_text(value).unwrap_or_default();
-        let (path, line) = (text(file), arena.as_unsigned(line).unwrap_or(0));
-        let is_python = path.ends_with(".py") || path.starts_with('<') || path.starts_with("fx_graph");
-        let text = match (short(tail(path)), text(name)) {
+        let (whole, line) = (text(file), arena.as_unsigned(line).unwrap_or(0));
+        // Many frames may share a path of a megabyte, so only its end is searched.
+        let path = tail(whole);
+        let is_python = path.ends_with(".py") || whole.starts_with('<') || whole.starts_with("fx_graph");
+        let text = match (short(path), text(name)) {
             ("" | "??", name) => cut(name),
             (path, name) => cut(&format!("{path}:{line} {}", cut(name))),
         };
@@ -255,6 +257,22 @@ mod tests {
         let lists: Vec<_> =
             view.items(root, place).unwrap().map(|list| frames.list(list, place).unwrap()).collect();
         assert_eq!((lists, frames.lines.len()), (vec![Some(0), Some(0)], 1));
+    }
+
+    #[test]
+    fn only_the_end_of_a_path_is_searched() {
+        let far = format!("/{OWN_FOLDER}{}.py", "y".repeat(PATH_BYTES_MAX));
+        let near = format!("/{}/{OWN_FOLDER}a.py", "y".repeat(PATH_BYTES_MAX));
+        let start = format!("<{}>", "y".repeat(PATH_BYTES_MAX));
+        let frame = |path: &str| format!(r#"{{"filename": "{path}", "line": 7, "name": "f"}}"#);
+        let text = format!("[{}, {}, {}]", frame(&far), frame(&near), frame(&start));
+        let (arena, root) = crate::read::json::read(text.as_bytes()).unwrap();
+        let view = View::new(&arena);
+        let mut frames = FrameTexts::new(&view);
+        frames.list(root, Location::Offset(0)).unwrap();
+        let seen: Vec<_> = frames.lines.iter().map(|line| (line.is_own, line.is_python)).collect();
+        assert_eq!(seen, [(false, true), (true, true), (false, true)]);
+        assert!(frames.lines.iter().all(|line| line.text.len() <= 4 * LINE_CHARS_MAX));
     }
 
     #[test]

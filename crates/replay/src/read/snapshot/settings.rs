@@ -7,6 +7,8 @@ use crate::read::value::Value;
 const PLACE: Location = Location::Key("allocator_settings");
 /// More is PyTorch's word for no limit.
 const SPLIT_BYTES_MAX: u64 = 1 << 60;
+/// Of 64 bits.
+const DIGITS_MAX: usize = 20;
 
 /// The text that was set last. Where there is none, what its values would be set by.
 pub(super) fn text(view: &View<'_>, settings: Value) -> Result<String, Fault> {
@@ -48,9 +50,9 @@ pub(super) fn text(view: &View<'_>, settings: Value) -> Result<String, Fault> {
 fn roundup_text(view: &View<'_>, roundup: Value) -> Result<Option<String>, Fault> {
     let mut all = Vec::new();
     for (size, divisions) in view.dict(roundup, PLACE)? {
-        let Some(size) = view.arena().as_text(size).and_then(|size| size.parse::<u64>().ok()) else {
-            continue;
-        };
+        // A file may share a text of a megabyte as often as it likes.
+        let size = view.arena().as_text(size).filter(|size| size.len() <= DIGITS_MAX);
+        let Some(size) = size.and_then(|size| size.parse::<u64>().ok()) else { continue };
         all.push((size, view.unsigned(divisions, "roundup_power2_divisions", PLACE)?));
     }
     let Some((_, first)) = all.first().copied() else { return Ok(None) };
@@ -95,6 +97,7 @@ mod tests {
                 r#"{"max_split_size": -1, "roundup_power2_divisions": {"1": 4, "2": 4}}"#,
                 "roundup_power2_divisions:4",
             ),
+            (r#"{"roundup_power2_divisions": {"000000000000000000001": 4}}"#, ""),
             (r#"{"roundup_power2_divisions": {"1": 0, "2": 4}}"#, "roundup_power2_divisions:[1:0,2:4]"),
         ] {
             let (arena, root) = json::read(settings.as_bytes()).unwrap();
