@@ -30,6 +30,8 @@ pub use self::fault::Location;
 /// | recording of `poorwill.record()` | `{"poorwill_record":` |
 /// | load of `poorwill bench churn --trace` | `step,event,` |
 ///
+/// Text is UTF-8, and may begin with its byte order mark.
+///
 /// ```
 /// use poorwill_replay::read::read;
 ///
@@ -60,12 +62,12 @@ pub fn read(name: &str, bytes: impl AsRef<[u8]>) -> Result<Vec<Trace>, ReadError
             snapshot::traces(name, &arena, root)
         }
         Format::Json => {
-            let (arena, root) = json::read(bytes.as_ref())?;
+            let (arena, root) = json::read(without_mark(bytes.as_ref()))?;
             drop(bytes);
             snapshot::traces(name, &arena, root)
         }
-        Format::Recording => Ok(vec![recorded::trace(name, bytes.as_ref())?]),
-        Format::Load => Ok(vec![loads::trace(name, bytes.as_ref())?]),
+        Format::Recording => Ok(vec![recorded::trace(name, without_mark(bytes.as_ref()))?]),
+        Format::Load => Ok(vec![loads::trace(name, without_mark(bytes.as_ref()))?]),
     };
     read().map_err(|fault| fault.of(name))
 }
@@ -121,7 +123,10 @@ impl Format {
         if u32::try_from(bytes.len()).is_err() {
             return refuse("the file has 4 GiB or more", "record a shorter part");
         }
-        match bytes.trim_ascii_start() {
+        if let Some(what) = other_encoding(bytes) {
+            return refuse(what, "write the text again as UTF-8");
+        }
+        match without_mark(bytes).trim_ascii_start() {
             [] => refuse("the file is empty", AGAIN),
             [0x80, ..] if bytes[0] == 0x80 => Ok(Self::Pickle),
             [b'(', b'd' | b'l', ..] | [b'}' | b']', b'q' | b'(' | b'.' | b'a', ..] => Ok(Self::Pickle),
@@ -133,6 +138,22 @@ impl Format {
             _ => refuse("this is no pickle, JSON, recording or load", DUMP),
         }
     }
+}
+
+/// Text without the byte order mark that some editors and shells write.
+fn without_mark(bytes: &[u8]) -> &[u8] {
+    bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes)
+}
+
+/// By the byte order mark, or by the zeros around the bracket that JSON begins with.
+fn other_encoding(bytes: &[u8]) -> Option<&'static str> {
+    Some(match bytes {
+        [0xff, 0xfe, 0, 0, ..] | [b'{' | b'[', 0, 0, 0, ..] => "the text is in UTF-32, little end first",
+        [0, 0, 0xfe, 0xff, ..] | [0, 0, 0, b'{' | b'[', ..] => "the text is in UTF-32, big end first",
+        [0xff, 0xfe, ..] | [b'{' | b'[', 0, ..] => "the text is in UTF-16, little end first",
+        [0xfe, 0xff, ..] | [0, b'{' | b'[', ..] => "the text is in UTF-16, big end first",
+        _ => return None,
+    })
 }
 
 #[cfg(test)]
@@ -175,6 +196,50 @@ mod tests {
             ),
         ] {
             assert_eq!(read("f", bytes).unwrap_err().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_byte_order_mark_of_utf_8_is_passed_over() {
+        let load = b"step,event,block,bytes,live_bytes,mapped_bytes\n0,take,0,5,5,5\n";
+        let snapshot = br#"{"segments": [], "device_traces": [[{"action": "alloc", "addr": 1, "size": 6, "stream": 0}]]}"#;
+        let recording = b"{\"poorwill_record\":1}\n{\"t\":\"a\",\"k\":7,\"b\":5}\n";
+        for text in [&snapshot[..], recording, load] {
+            assert_eq!(
+                read("f", [b"\xef\xbb\xbf", text].concat()),
+                read("f", text),
+                "{}",
+                text.escape_ascii()
+            );
+            assert!(read("f", text).is_ok(), "{}", text.escape_ascii());
+        }
+        let alone = read("f", b"\xef\xbb\xbf").unwrap_err().to_string();
+        assert_eq!(alone, "f, offset 0: the file is empty; copy the file again or record again");
+    }
+
+    #[test]
+    fn other_encodings_are_named_with_what_to_do() {
+        let widened = |text: &str, width: usize, is_big: bool| -> Vec<u8> {
+            let of = |letter: char| {
+                let bytes = u32::from(letter).to_le_bytes();
+                let mut unit = bytes[..width].to_vec();
+                if is_big {
+                    unit.reverse();
+                }
+                unit
+            };
+            text.chars().flat_map(of).collect()
+        };
+        for (width, name) in [(2, "UTF-16"), (4, "UTF-32")] {
+            for (is_big, end) in [(false, "little"), (true, "big")] {
+                for text in ["\u{feff}{}", "\u{feff} {}", "{}", "[]"] {
+                    let error = read("f", widened(text, width, is_big)).unwrap_err().to_string();
+                    let expected = format!(
+                        "f, offset 0: the text is in {name}, {end} end first; write the text again as UTF-8"
+                    );
+                    assert_eq!(error, expected, "{text:?}");
+                }
+            }
         }
     }
 
