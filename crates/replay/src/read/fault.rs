@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use ::poorwill::ByteSize;
+
 use crate::trace::TraceError;
 
 /// Where something is in a file. All but lines count from 0.
@@ -83,12 +85,6 @@ pub(super) fn lived_before(sizes: impl Iterator<Item = u64>) -> String {
     let (count, bytes) =
         sizes.fold((0_usize, 0_u64), |(count, sum), bytes| (count + 1, sum.saturating_add(bytes)));
     let (blocks, come) = if count == 1 { ("block", "comes") } else { ("blocks", "come") };
-    format!("{count} {blocks} of {} lived before the trace began, and {come} first, by address.", gib(bytes))
-}
-
-/// A size for people.
-fn gib(bytes: u64) -> String {
-    const HUNDREDTH: u64 = (1 << 30) / 100;
-    let hundredths = bytes / HUNDREDTH;
-    format!("{}.{:02} GiB", hundredths / 100, hundredths % 100)
+    let size = ByteSize(bytes);
+    format!("{count} {blocks} of {size} lived before the trace began, and {come} first, by address.")
 }

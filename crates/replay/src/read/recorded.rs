@@ -356,7 +356,7 @@ mod tests {
         assert_eq!(refused, Some((5, 999)));
         assert_eq!(
             trace.notes,
-            ["1 block of 0.00 GiB lived before the trace began, and comes first, by address."]
+            ["1 block of 4 B lived before the trace began, and comes first, by address."]
         );
     }
 

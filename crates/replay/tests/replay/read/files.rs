@@ -71,7 +71,7 @@ fn a_snapshot_is_a_trace_for_each_device() {
     assert_eq!(
         first.notes,
         [
-            "2 blocks of 0.00 GiB lived before the trace began, and come first, by address.",
+            "2 blocks of 8 MiB lived before the trace began, and come first, by address.",
             "Calls of `torch.cuda.empty_cache` that were seen by what went back: 1.",
             "Entries that are no allocations, and are ignored: 1.",
             "When memory lacked at step 13, 84 MiB were mapped and 3 MiB were free on the card: 87 MiB are usable, \
