@@ -1,13 +1,14 @@
-//! A million events through every allocator, and through the reader of snapshots: how long it takes.
+//! A million events through every allocator, or those of a file, which is read first: how long it takes.
 //!
-//! `cargo bench -p poorwill-replay --bench million`
+//! `cargo bench -p poorwill-replay --bench million [-- FILE]`
 #![allow(clippy::unwrap_used)]
 
 use std::time::Instant;
+use std::{env, fs};
 
 use fastrand::Rng;
 use poorwill_replay::trace::{Block, TraceBuilder};
-use poorwill_replay::{Card, Setup, Trace, replay};
+use poorwill_replay::{Card, Setup, Trace, read, replay};
 
 const EVENTS: usize = 1_000_000;
 const CARD: Card = Card { total_bytes: 80 << 30, taken_bytes: 1 << 30, budget_bytes: None };
@@ -38,13 +39,22 @@ fn trace() -> Trace {
 
 fn main() {
     let began = Instant::now();
-    let trace = trace();
-    println!("{:>60} {:8.3} s", "made", began.elapsed().as_secs_f64());
-    let began = Instant::now();
+    // Cargo adds an option of its own.
+    match env::args().skip(1).find(|argument| !argument.starts_with("--")) {
+        None => replay_all(&trace(), began),
+        Some(path) => {
+            let traces = read::read(&path, fs::read(&path).unwrap()).unwrap();
+            traces.iter().for_each(|trace| replay_all(trace, began));
+        }
+    }
+}
+
+fn replay_all(trace: &Trace, began: Instant) {
+    println!("{:>60} {:8.3} s, {} steps", "made or read", began.elapsed().as_secs_f64(), trace.steps.len());
     for text in Setup::ALL {
         let setup: Setup = text.parse().unwrap();
         let one = Instant::now();
-        let run = replay(&trace, &setup, CARD).unwrap();
+        let run = replay(trace, &setup, CARD).unwrap();
         let peak = run.peak.mapped_bytes >> 20;
         println!("{text:>60} {:8.3} s  peak {peak} MiB, fits {}", one.elapsed().as_secs_f64(), run.fits());
     }
