@@ -1,6 +1,8 @@
 //! The numbers of a page, as JSON that may stand in a script.
 
-use std::thread;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{iter, thread};
 
 use serde::Serialize;
 
@@ -11,6 +13,7 @@ use super::holders::{self, Holders, Owners};
 use super::looks::{ceiling, looks};
 use super::shown::PageTrace;
 use super::{chosen, curves};
+use crate::allocators::AllocatorKind;
 use crate::replay::{ReplayError, Run, moments};
 use crate::trace::Trace;
 
@@ -215,21 +218,23 @@ fn maps(
         };
         Ok(found.into_iter().map(map).collect::<Vec<Map>>())
     };
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
-    let mut found = Vec::with_capacity(runs.len());
-    for some in runs.chunks(threads) {
-        let made: Vec<Result<Vec<Map>, ReplayError>> = thread::scope(|scope| {
-            let started: Vec<_> = some.iter().map(|run| scope.spawn(|| of(run))).collect();
-            started
-                .into_iter()
-                .map(|one| one.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-                .collect()
-        });
-        for maps in made {
-            found.push(maps?);
-        }
-    }
-    Ok(found)
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX).min(runs.len());
+    // Poorwill's own pool takes as long as all others together, so it begins first.
+    let mut order: Vec<usize> = (0..runs.len()).collect();
+    order.sort_by_key(|at| runs[*at].setup.kind() != AllocatorKind::Poorwill);
+    let next = AtomicUsize::new(0);
+    let some = || {
+        let mine = iter::from_fn(|| order.get(next.fetch_add(1, Ordering::Relaxed)).copied());
+        mine.map(|at| (at, of(&runs[at]))).collect::<Vec<_>>()
+    };
+    let mut found: Vec<(usize, Result<Vec<Map>, ReplayError>)> = thread::scope(|scope| {
+        let started: Vec<_> = (0..threads).map(|_| scope.spawn(some)).collect();
+        let ended =
+            started.into_iter().flat_map(|one| one.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        ended.collect()
+    });
+    found.sort_by_key(|(at, _)| *at);
+    found.into_iter().map(|(_, maps)| maps).collect()
 }
 
 /// Steps at which curves have a point in any case: there may be a phase for each step.
