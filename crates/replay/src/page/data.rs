@@ -101,7 +101,7 @@ pub(super) fn json(shown: &PageTrace<'_>) -> Result<String, ReplayError> {
     let claims: Vec<Vec<Shelf>> = claims::shelves(&trace.claims, trace.steps.len());
     let always = always(trace, &steps);
     let lines = runs.iter().map(|run| run.mapped_bytes.as_slice());
-    let all: Vec<&[u64]> = std::iter::once(live.as_slice()).chain(lines).collect();
+    let all: Vec<&[u64]> = iter::once(live.as_slice()).chain(lines).collect();
     let curves = curves::curves(&all, &always, POINTS_MAX);
 
     let peak = runs.iter().map(|run| run.peak.mapped_bytes).max().unwrap_or(0);
@@ -269,7 +269,7 @@ fn lighten(maps: &mut [Vec<Map>], grain: u64) {
 }
 
 fn doublings(grain: u64) -> impl Iterator<Item = u64> {
-    std::iter::successors(grain.max(1).checked_mul(2), |grain| grain.checked_mul(2))
+    iter::successors(grain.max(1).checked_mul(2), |grain| grain.checked_mul(2))
 }
 
 fn row_bytes(peak_bytes: u64) -> u64 {
