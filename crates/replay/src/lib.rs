@@ -16,6 +16,7 @@ pub mod page;
 pub mod read;
 mod replay;
 mod siblings;
+mod side_by_side;
 pub mod trace;
 
 pub use self::allocators::{ParseSetupError, Setup};
@@ -23,4 +24,5 @@ pub use self::card::Card;
 pub use self::claim::Claim;
 pub use self::replay::{Failure, Instant, Moment, ReplayError, Run, moments, replay};
 pub use self::siblings::share_cards;
+pub use self::side_by_side::replay_each;
 pub use self::trace::{Trace, TraceError};

@@ -7,14 +7,14 @@ mod show;
 
 use std::cmp::Reverse;
 use std::fs::{self, OpenOptions};
+use std::io;
 use std::path::Path;
-use std::{io, thread};
 
 use poorwill::ByteSize;
 use poorwill_replay::answer::answer;
 use poorwill_replay::cases::Case;
 use poorwill_replay::page::{self, PageTrace};
-use poorwill_replay::{Card, Claim, ReplayError, Run, Setup, Trace, replay};
+use poorwill_replay::{Card, Claim, Run, Setup, Trace, replay_each};
 
 use self::args::ClaimArg;
 pub(crate) use self::args::ReplayArgs;
@@ -104,7 +104,7 @@ fn replay_trace(
     if args.taken.is_none() && trace.card.is_some() && known_taken(args, trace.card).is_none() {
         notes.push(format!("others are assumed to have {TAKEN} of this card; say --taken"));
     }
-    let runs = runs(trace, &setups, card)?;
+    let runs = replay_each(trace, &setups, card)?;
     let mut answer = answer(trace, &runs)?;
     answer.notes.extend(notes);
     if let Some(case) = case {
@@ -123,19 +123,6 @@ fn replay_trace(
         answer,
     };
     Ok((replayed, runs))
-}
-
-/// Side by side: Poorwill's own pool takes as long as all others together.
-fn runs(trace: &Trace, setups: &[Setup], card: Card) -> Result<Vec<Run>, Failure> {
-    thread::scope(|scope| {
-        let run = |setup| scope.spawn(move || replay(trace, setup, card));
-        let running: Vec<_> = setups.iter().map(run).collect();
-        let ended = |thread: thread::ScopedJoinHandle<'_, Result<Run, ReplayError>>| match thread.join() {
-            Ok(run) => run.map_err(Failure::from),
-            Err(panic) => std::panic::resume_unwind(panic),
-        };
-        running.into_iter().map(ended).collect()
-    })
 }
 
 /// For the whole trace, or from its phase on.

@@ -1,10 +1,9 @@
 //! The smallest memory that a setup fits in.
 
-use std::thread;
-
 use crate::card::Card;
 use crate::claim;
 use crate::replay::{ReplayError, Run, replay};
+use crate::side_by_side::side_by_side;
 use crate::trace::Trace;
 
 /// A search ends when it is this exact: a small trace costs little.
@@ -25,14 +24,7 @@ pub(super) fn needs(trace: &Trace, runs: &[Run]) -> Result<Vec<Option<u64>>, Rep
         return Ok(runs.iter().map(|run| enough(trace, run)).collect());
     };
     let live_bytes = claim::peak_with(&trace.claims, &trace.live_bytes()).1;
-    thread::scope(|scope| {
-        let search = |run| scope.spawn(move || smallest(trace, run, live_bytes, *exact_bytes));
-        let searches: Vec<_> = runs.iter().map(search).collect();
-        let ended = |search: thread::ScopedJoinHandle<'_, _>| {
-            search.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        searches.into_iter().map(ended).collect()
-    })
+    side_by_side(runs, |run| &run.setup, |run| smallest(trace, run, live_bytes, *exact_bytes))
 }
 
 /// What suffices for certain.

@@ -1,8 +1,6 @@
 //! The numbers of a page, as JSON that may stand in a script.
 
-use std::panic::resume_unwind;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::{iter, thread};
+use std::iter;
 
 use serde::Serialize;
 
@@ -13,8 +11,8 @@ use super::holders::{self, Holders, Owners};
 use super::looks::{ceiling, looks};
 use super::shown::PageTrace;
 use super::{chosen, curves};
-use crate::allocators::AllocatorKind;
 use crate::replay::{ReplayError, Run, moments};
+use crate::side_by_side::side_by_side;
 use crate::trace::Trace;
 
 /// Steps of a curve.
@@ -27,8 +25,6 @@ const ROW_PIXELS: u64 = 1024;
 /// Of one map, and of all but those at peaks; they bound the page's size.
 const MAP_WEIGHT_MAX: usize = 4000;
 const MAPS_WEIGHT_MAX: usize = 130_000;
-/// Layouts are large, so few of them are there at once.
-const THREADS_MAX: usize = 4;
 const LETTERS_MAX: usize = 20_000;
 
 #[derive(Serialize)]
@@ -218,23 +214,7 @@ fn maps(
         };
         Ok(found.into_iter().map(map).collect::<Vec<Map>>())
     };
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX).min(runs.len());
-    // Poorwill's own pool takes as long as all others together, so it begins first.
-    let mut order: Vec<usize> = (0..runs.len()).collect();
-    order.sort_by_key(|at| runs[*at].setup.kind() != AllocatorKind::Poorwill);
-    let next = AtomicUsize::new(0);
-    let some = || {
-        let mine = iter::from_fn(|| order.get(next.fetch_add(1, Ordering::Relaxed)).copied());
-        mine.map(|at| (at, of(&runs[at]))).collect::<Vec<_>>()
-    };
-    let mut found: Vec<(usize, Result<Vec<Map>, ReplayError>)> = thread::scope(|scope| {
-        let started: Vec<_> = (0..threads).map(|_| scope.spawn(some)).collect();
-        let ended =
-            started.into_iter().flat_map(|one| one.join().unwrap_or_else(|panic| resume_unwind(panic)));
-        ended.collect()
-    });
-    found.sort_by_key(|(at, _)| *at);
-    found.into_iter().map(|(_, maps)| maps).collect()
+    side_by_side(runs, |run| &run.setup, of)
 }
 
 /// Steps at which curves have a point in any case: there may be a phase for each step.
