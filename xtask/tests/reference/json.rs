@@ -79,17 +79,6 @@ const COMMANDS: &[(&str, &str, Printed)] = &[
     ("fleet pin", "", Variant("cli", "FleetReply", "Wish")),
 ];
 
-/// Crate, type, key, and its meaning, where the sources have none.
-const MEANINGS: &[(&str, &str, &str, &str)] = &[
-    ("cli", "ReplayReport", "traces", "Each that was read."),
-    ("cli", "Replayed", "name", "Its file, or the reported load."),
-    ("cli", "Replayed", "steps", "Allocations, frees and other events."),
-    ("cli", "Replayed", "total_bytes", "All memory of the card."),
-    ("cli", "Replayed", "taken_bytes", "What others hold of it."),
-    ("cli", "Replayed", "budget_bytes", "As `--budget` says; null without one."),
-    ("cli", "Replayed", "usable_bytes", "What is left for the load."),
-];
-
 /// The page. A key without a meaning, and a command that is missing, are failures.
 pub(super) fn page(files: &[File]) -> String {
     expect_every_command(&file(files, "docs/reference/commands.md").text);
@@ -154,15 +143,8 @@ fn table(of: &Written, rows: Vec<Row>) -> String {
     let head =
         if is_text { "| text | meaning |\n|---|---|\n" } else { "| key | type | meaning |\n|---|---|---|\n" };
     let row = |Row { krate, owner, name, kind, meaning }| {
-        let known = MEANINGS.iter().find(|known| (known.0, known.1, known.2) == (&*krate, &*owner, &*name));
-        let meaning = match (meaning, known) {
-            (Some(meaning), None) => meaning,
-            (None, Some(known)) => known.3.to_owned(),
-            (Some(_), Some(_)) => {
-                panic!("{krate} {owner}: the sources say what `{name}` means: strike it out here")
-            }
-            (None, None) => panic!("{krate} {owner}: `{name}` has no meaning: give it a comment"),
-        };
+        let meaning =
+            meaning.unwrap_or_else(|| panic!("{krate} {owner}: `{name}` has no meaning: give it a comment"));
         if is_text {
             format!("| `{name}` | {meaning} |\n")
         } else {

@@ -6,6 +6,7 @@ use serde::Serialize;
 /// What was replayed.
 #[derive(Debug, Serialize)]
 pub(crate) struct ReplayReport {
+    /// Each that was read.
     traces: Vec<Replayed>,
     /// The name of the one that lacks most, or has least left.
     worst: Option<String>,
@@ -16,11 +17,17 @@ pub(crate) struct ReplayReport {
 /// One trace on one card.
 #[derive(Debug, Serialize)]
 pub(crate) struct Replayed {
+    /// Its file, or the reported load.
     pub(super) name: String,
+    /// Allocations, frees and other events.
     pub(super) steps: usize,
+    /// All memory of the card.
     pub(super) total_bytes: u64,
+    /// What others hold of it.
     pub(super) taken_bytes: u64,
+    /// As `--budget` says; null without one.
     pub(super) budget_bytes: Option<u64>,
+    /// What is left for the load.
     pub(super) usable_bytes: u64,
     /// The answer and its advice, for a page.
     #[serde(skip)]
