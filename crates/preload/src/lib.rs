@@ -5,6 +5,7 @@
 //! sleep and wake it. The C interface is that of `torch_memory_saver` 0.0.10, by its documented behaviour.
 //!
 //! - A process without regions notices nothing: nothing happens when the library is loaded, and no device is opened.
+//!   A call reaches the caller's own CUDA runtime, whatever its name and scope.
 //! - Nothing ends the process. Every failure is a code of `cudaError_t`, and
 //!   `poorwill_tms_last_error` returns the calling thread's last sentence.
 //! - A pause or resume does everything or, where a device fails, undoes what it did on others. Pausing what is paused,
@@ -33,6 +34,7 @@ mod backup;
 mod code;
 mod environment;
 mod interpose;
+mod loader;
 mod message;
 mod runtime;
 mod saver;

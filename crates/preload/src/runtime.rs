@@ -1,20 +1,33 @@
-//! The real CUDA runtime, found when it is needed. Nothing links it: this library loads into any process.
+//! The real CUDA runtime of each caller, found when it is needed. Nothing links it: this library loads into any process.
 
 use std::ffi::{CStr, c_int, c_void};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::{mem, ptr};
 
 use crate::code::{Failure, Result, SUCCESS};
+use crate::loader::LoadedObjects;
 
 type Malloc = unsafe extern "C" fn(*mut *mut c_void, usize) -> c_int;
 type Free = unsafe extern "C" fn(*mut c_void) -> c_int;
 type GetDevice = unsafe extern "C" fn(*mut c_int) -> c_int;
 
-/// Names of the runtime, where it was loaded for one library only.
-const LIBRARIES: [&CStr; 3] = [c"libcudart.so.13", c"libcudart.so.12", c"libcudart.so.11.0"];
+/// Where a call of the runtime returns to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub(crate) struct Caller(usize);
+
+const CALLERS_MAX: usize = 64;
 
 struct Symbol {
     name: &'static CStr,
+    /// What was found for the first callers. A forked child waits for no lock here.
+    known: [KnownCaller; CALLERS_MAX],
+}
+
+struct KnownCaller {
+    /// 0 before there is one.
+    caller: AtomicUsize,
+    /// NULL until it was found.
     found: AtomicPtr<c_void>,
 }
 
@@ -24,33 +37,45 @@ static GET_DEVICE: Symbol = Symbol::new(c"cudaGetDevice");
 
 impl Symbol {
     const fn new(name: &'static CStr) -> Self {
-        Self { name, found: AtomicPtr::new(ptr::null_mut()) }
+        Self { name, known: [const { KnownCaller::new() }; CALLERS_MAX] }
     }
 
     /// The symbol behind this library's own.
-    fn address(&self) -> Result<*mut c_void> {
-        let known = self.found.load(Ordering::Relaxed);
-        if !known.is_null() {
+    fn address(&self, caller: Caller) -> Result<*mut c_void> {
+        if let Some(known) = self.known.iter().find_map(|known| known.of(caller)) {
             return Ok(known);
         }
-        // SAFETY: the name is a terminated text.
-        let mut found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
-        for library in LIBRARIES {
-            if !found.is_null() {
-                break;
-            }
-            // SAFETY: a terminated text; nothing is loaded, so no code runs.
-            let library = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-            if !library.is_null() {
-                // SAFETY: the handle is that of an open library, and it is never closed.
-                found = unsafe { libc::dlsym(library, self.name.as_ptr()) };
-            }
-        }
-        if found.is_null() {
+        let Some(found) = LoadedObjects::behind_own().symbol(self.name, caller.0) else {
             return Err(Failure::NoRuntime { name: self.name.to_str().unwrap_or("the runtime") });
+        };
+        // Later callers than these are looked up each time.
+        let free = self.known.iter().find(|known| known.claim(caller));
+        if let Some(known) = free {
+            known.found.store(found, Ordering::Release);
         }
-        self.found.store(found, Ordering::Relaxed);
         Ok(found)
+    }
+}
+
+impl KnownCaller {
+    const fn new() -> Self {
+        Self { caller: AtomicUsize::new(0), found: AtomicPtr::new(ptr::null_mut()) }
+    }
+
+    fn of(&self, caller: Caller) -> Option<*mut c_void> {
+        if self.caller.load(Ordering::Relaxed) != caller.0 {
+            return None;
+        }
+        let found = self.found.load(Ordering::Acquire);
+        (!found.is_null()).then_some(found)
+    }
+
+    /// Whether this is the caller's from now on.
+    fn claim(&self, caller: Caller) -> bool {
+        match self.caller.compare_exchange(0, caller.0, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => true,
+            Err(known) => known == caller.0,
+        }
     }
 }
 
@@ -58,8 +83,8 @@ impl Symbol {
 ///
 /// # Safety
 /// As the runtime's.
-pub(crate) unsafe fn malloc(out: *mut *mut c_void, bytes: usize) -> Result<c_int> {
-    let address = MALLOC.address()?;
+pub(crate) unsafe fn malloc(out: *mut *mut c_void, bytes: usize, caller: Caller) -> Result<c_int> {
+    let address = MALLOC.address(caller)?;
     // SAFETY: N1.
     let malloc = unsafe { mem::transmute::<*mut c_void, Malloc>(address) };
     // SAFETY: N2, as the caller promises.
@@ -70,8 +95,8 @@ pub(crate) unsafe fn malloc(out: *mut *mut c_void, bytes: usize) -> Result<c_int
 ///
 /// # Safety
 /// As the runtime's.
-pub(crate) unsafe fn free(pointer: *mut c_void) -> Result<c_int> {
-    let address = FREE.address()?;
+pub(crate) unsafe fn free(pointer: *mut c_void, caller: Caller) -> Result<c_int> {
+    let address = FREE.address(caller)?;
     // SAFETY: N1.
     let free = unsafe { mem::transmute::<*mut c_void, Free>(address) };
     // SAFETY: N2, as the caller promises.
@@ -79,8 +104,8 @@ pub(crate) unsafe fn free(pointer: *mut c_void) -> Result<c_int> {
 }
 
 /// The calling thread's device.
-pub(crate) fn device() -> Result<c_int> {
-    let address = GET_DEVICE.address()?;
+pub(crate) fn device(caller: Caller) -> Result<c_int> {
+    let address = GET_DEVICE.address(caller)?;
     // SAFETY: N1.
     let get_device = unsafe { mem::transmute::<*mut c_void, GetDevice>(address) };
     let mut device = 0;
@@ -90,9 +115,9 @@ pub(crate) fn device() -> Result<c_int> {
 }
 
 /// Makes the context of the calling thread's device current, as the runtime's first call does.
-pub(crate) fn make_current() -> Result<()> {
+pub(crate) fn make_current(caller: Caller) -> Result<()> {
     // SAFETY: NULL is never freed.
-    match unsafe { free(ptr::null_mut()) }? {
+    match unsafe { free(ptr::null_mut(), caller) }? {
         SUCCESS => Ok(()),
         code => Err(Failure::Runtime { name: "cudaFree(NULL)", code }),
     }

@@ -15,7 +15,11 @@ use tempfile::TempDir;
 
 const IN_REGION: [(&str, &str); 2] = [("TMS_INIT_ENABLE", "1"), ("TMS_INIT_ENABLE_CPU_BACKUP", "yes")];
 
-/// The compiled program, with its libraries beside it.
+/// As tools that repair wheels name a runtime.
+const HASHED_RUNTIME: &str = "libcudart-d0da41ae.so.11.0";
+const OTHER_RUNTIME: &str = "libcudart-7ffa1b3c.so.12.4.127";
+
+/// The compiled programs, with their libraries beside them.
 struct Place(TempDir);
 
 impl Place {
@@ -26,10 +30,25 @@ impl Place {
             let place = Self(folder);
             let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c");
             symlink(fake::path(), place.path("libcuda.so.1")).unwrap();
-            compile(&["-shared", "-fPIC"], &sources.join("cudart.c"), &place.path("libcudart.so"), &["-ldl"]);
-            let folder = place.0.path().to_str().unwrap();
-            let link = [&format!("-L{folder}"), "-lcudart", "-ldl", "-lpthread"];
-            compile(&["-rdynamic"], &sources.join("program.c"), &place.path("program"), &link);
+            let source = |name: &str| sources.join(name);
+            let shared = ["-shared", "-fPIC"];
+            for runtime in ["libcudart.so", HASHED_RUNTIME, OTHER_RUNTIME] {
+                let soname = format!("-Wl,-soname,{runtime}");
+                compile(&shared, &[source("cudart.c")], &place.path(runtime), &[&soname, "-ldl"]);
+            }
+            let folder = format!("-L{}", place.0.path().display());
+            let plugin = [source("plugin.c")];
+            for (name, runtime) in [("plugin.so", HASHED_RUNTIME), ("other.so", OTHER_RUNTIME)] {
+                compile(&shared, &plugin, &place.path(name), &[&folder, &format!("-l:{runtime}")]);
+            }
+            let whole = [source("plugin.c"), source("cudart.c")];
+            compile(&shared, &whole, &place.path("whole.so"), &["-ldl"]);
+            compile(&shared, &[source("hook.c")], &place.path("hook.so"), &["-ldl"]);
+            let link = [&folder, "-lcudart", "-ldl", "-lpthread"];
+            compile(&["-rdynamic"], &[source("program.c")], &place.path("program"), &link);
+            compile(&["-rdynamic"], &[source("host.c")], &place.path("host"), &["-ldl"]);
+            let with_runtime = ["-rdynamic", "-DWITH_RUNTIME"];
+            compile(&with_runtime, &[source("host.c")], &place.path("host_with_runtime"), &link);
             place
         })
     }
@@ -54,6 +73,15 @@ impl Place {
         command
     }
 
+    /// Runs a host of plugins, each with the library that has its runtime.
+    fn host(&self, program: &str, plugins: &[(&str, &str)]) {
+        let mut command = self.preloaded(self.path(program));
+        for (plugin, runtime) in plugins {
+            command.args([self.path(plugin), self.path(runtime)]);
+        }
+        succeeded(program, &command.output().unwrap());
+    }
+
     fn scene(&self, name: &str, environment: &[(&str, &str)]) -> String {
         let output =
             self.preloaded(self.path("program")).arg(name).envs(environment.iter().copied()).output();
@@ -61,11 +89,11 @@ impl Place {
     }
 }
 
-fn compile(before: &[&str], source: &Path, into: &Path, after: &[&str]) {
+fn compile(before: &[&str], sources: &[PathBuf], into: &Path, after: &[&str]) {
     let mut cc = Command::new("cc");
     cc.args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"])
         .args(before)
-        .arg(source)
+        .args(sources)
         .arg("-o")
         .arg(into);
     let output = cc.args(after).output().unwrap_or_else(|error| {
@@ -146,6 +174,27 @@ fn whichever_call_of_the_driver_fails_all_bytes_stay() {
 fn a_wrong_setting_is_an_error_and_printed_once() {
     let printed = Place::shared().scene("environment", &[("TMS_INIT_ENABLE", "maybe")]);
     assert_eq!(printed.matches("TMS_INIT_ENABLE is `maybe`").count(), 1, "{printed}");
+}
+
+#[test]
+fn a_runtime_of_any_name_in_any_scope_is_found() {
+    Place::shared().host("host", &[("plugin.so", HASHED_RUNTIME)]);
+}
+
+#[test]
+fn each_caller_gets_its_own_runtime() {
+    let plugins = [("plugin.so", HASHED_RUNTIME), ("other.so", OTHER_RUNTIME), ("whole.so", "whole.so")];
+    Place::shared().host("host", &plugins);
+    Place::shared().host("host_with_runtime", &plugins);
+}
+
+#[test]
+fn a_library_before_ours_gets_what_comes_behind_ours() {
+    let place = Place::shared();
+    let mut command = place.preloaded(place.path("host"));
+    command.env("LD_PRELOAD", format!("{}:{}", place.path("hook.so").display(), library().display()));
+    let output = command.args([place.path("plugin.so"), place.path(HASHED_RUNTIME)]).output();
+    succeeded("host", &output.unwrap());
 }
 
 #[test]
