@@ -68,12 +68,13 @@ unsafe extern "C" fn malloc(out: *mut *mut c_void, bytes: usize, caller: Caller)
 
 fn alloc(region: &Region, bytes: u64, caller: Caller) -> Result<usize> {
     let _inside = Inside::enter();
+    let claim = saver().claim()?;
     let device = runtime::device(caller)?;
     if thread::is_new_on(device) {
         runtime::make_current(caller)?;
     }
     let ordinal = u32::try_from(device).map_err(|error| Failure::Argument(error.to_string()))?;
-    let addr = saver().alloc(region, ordinal, bytes)?;
+    let addr = saver().alloc(&claim, region, ordinal, bytes)?;
     usize::try_from(addr).map_err(|error| Failure::Argument(error.to_string()))
 }
 

@@ -164,6 +164,16 @@ fn a_forked_child_gets_errors() {
 }
 
 #[test]
+fn a_child_of_the_first_allocation_gets_errors() {
+    Place::shared().scene("forks_early", &[]);
+}
+
+#[test]
+fn a_child_after_a_failed_first_allocation_lacks_nothing() {
+    Place::shared().scene("forks_without_memory", &[("POORWILL_COMPRESS", "maybe")]);
+}
+
+#[test]
 fn whichever_call_of_the_driver_fails_all_bytes_stay() {
     // The program in C reads the effort itself. Printed here, it has `--rest` run this again.
     let _ = Effort::of_this_run();

@@ -4,31 +4,32 @@
 //!
 //! - An allocation keeps its address until it is freed, paused or not.
 //! - A pause or resume that fails has changed nothing that lasts, and no byte with a backup is lost.
-//! - In a forked child no lock is taken: every call on memory is [`Failure::Forked`], and pointers are the runtime's.
+//! - In a forked child no lock is taken: every call on memory is [`Failure::Forked`], before the runtime is called.
+//!   Outside of regions pointers are the runtime's.
 
 mod arenas;
+mod owner;
 mod settings;
 mod table;
 mod transition;
 
-use std::process;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use poorwill::{AllocRequest, Block, DeviceRange, PoolError, Tag, chain};
 
 use self::arenas::{Arenas, Opened};
+pub(crate) use self::owner::Claim;
+use self::owner::Owner;
 pub(crate) use self::settings::Settings;
 use self::table::{Allocation, Table};
 use self::transition::Transitions;
 use crate::backup::BackupKind;
 use crate::code::{Failure, Result};
 use crate::message::note;
-use crate::thread::Region;
+use crate::thread::{self, Region};
 
 pub(crate) struct Saver {
-    /// The process of the first allocation; 0 before it.
-    owner: AtomicU32,
+    owner: Owner,
     settings: Settings,
     arenas: Arenas,
     table: Table,
@@ -37,7 +38,7 @@ pub(crate) struct Saver {
 
 /// Never dropped: memory is freed until the process ends.
 static SAVER: Saver = Saver {
-    owner: AtomicU32::new(0),
+    owner: Owner::new(),
     settings: Settings::new(),
     arenas: Arenas::new(),
     table: Table::new(),
@@ -53,13 +54,14 @@ impl Saver {
         self.has_memory().map(|_| &self.settings)
     }
 
-    pub(crate) fn alloc(&self, region: &Region, ordinal: u32, bytes: u64) -> Result<u64> {
-        let this = process::id();
-        match self.owner.compare_exchange(0, this, Ordering::Relaxed, Ordering::Relaxed) {
-            Err(owner) if owner != this => return Err(Failure::Forked { owner }),
-            _ => {}
-        }
+    /// Before the runtime is called: an error in a forked child, and in those that are forked until it is dropped.
+    pub(crate) fn claim(&self) -> Result<Claim<'_>> {
+        self.owner.claim()
+    }
+
+    pub(crate) fn alloc(&self, claim: &Claim<'_>, region: &Region, ordinal: u32, bytes: u64) -> Result<u64> {
         let opened = self.arenas.open(ordinal, region.kind, &self.settings)?;
+        claim.keep();
         self.check_margin(&opened, bytes)?;
         let (block, tag) = alloc_awake(&opened, region, bytes)?;
         let addr = block.range.addr;
@@ -84,9 +86,11 @@ impl Saver {
 
     /// Returns whether the pointer is of a region. Waits for the device, as the runtime does.
     pub(crate) fn free(&self, addr: u64) -> Result<bool> {
-        // A child's copy of the table is of no use there.
-        if !self.has_memory().unwrap_or(false) {
-            return Ok(false);
+        match self.has_memory() {
+            Ok(true) => {}
+            // A child's copy of the table is of no use there. In a region all memory is the parent's.
+            Err(forked) if thread::is_interesting()? => return Err(forked),
+            Ok(false) | Err(_) => return Ok(false),
         }
         let Some(allocation) = self.table.take(addr) else { return Ok(false) };
         let arena = allocation.opened.arena().clone();
@@ -154,13 +158,8 @@ impl Saver {
         self.transitions.report()
     }
 
-    /// Whether there is memory of this process.
     fn has_memory(&self) -> Result<bool> {
-        match self.owner.load(Ordering::Relaxed) {
-            0 => Ok(false),
-            owner if owner == process::id() => Ok(true),
-            owner => Err(Failure::Forked { owner }),
-        }
+        self.owner.is_this_process()
     }
 }
 

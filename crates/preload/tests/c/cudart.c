@@ -5,10 +5,23 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static _Thread_local int device = 0;
 static _Thread_local int current = -1;
 static int live = 0;
+static int calls = 0;
+
+enum { FREE, HELD_NEXT, HELD };
+static int hold = FREE;
+
+// Counts a call. One that is to be held waits here.
+static void begin(void) {
+    __atomic_add_fetch(&calls, 1, __ATOMIC_SEQ_CST);
+    int next = HELD_NEXT;
+    if (!__atomic_compare_exchange_n(&hold, &next, HELD, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) return;
+    while (__atomic_load_n(&hold, __ATOMIC_SEQ_CST) == HELD) usleep(1000);
+}
 
 static void *symbol(const char *name) {
     static void *library = NULL;
@@ -39,11 +52,13 @@ int cudaSetDevice(int number) {
 }
 
 int cudaGetDevice(int *number) {
+    begin();
     *number = device;
     return 0;
 }
 
 int cudaMalloc(void **out, size_t bytes) {
+    begin();
     int code = make_current();
     if (code != 0) return code;
     *out = bytes == 0 ? NULL : malloc(bytes);
@@ -52,6 +67,7 @@ int cudaMalloc(void **out, size_t bytes) {
 }
 
 int cudaFree(void *pointer) {
+    begin();
     int code = make_current();
     if (code != 0) return code;
     __atomic_sub_fetch(&live, pointer != NULL, __ATOMIC_SEQ_CST);
@@ -78,4 +94,17 @@ int cudaMemGetInfo(size_t *available, size_t *total) {
 // Allocations that reached this library and were not freed.
 int test_live(void) {
     return __atomic_load_n(&live, __ATOMIC_SEQ_CST);
+}
+
+int test_calls(void) {
+    return __atomic_load_n(&calls, __ATOMIC_SEQ_CST);
+}
+
+// Holds the next call, until this is called again.
+void test_hold(int is_held) {
+    __atomic_store_n(&hold, is_held ? HELD_NEXT : FREE, __ATOMIC_SEQ_CST);
+}
+
+int test_is_held(void) {
+    return __atomic_load_n(&hold, __ATOMIC_SEQ_CST) == HELD;
 }

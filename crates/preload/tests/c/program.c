@@ -16,7 +16,8 @@ int cudaFree(void *);
 int cudaMemcpy(void *, const void *, size_t, int);
 int cudaDeviceSynchronize(void);
 int cudaMemGetInfo(size_t *, size_t *);
-int test_live(void);
+int test_live(void), test_calls(void), test_is_held(void);
+void test_hold(int);
 
 #define MIB ((size_t)1 << 20)
 
@@ -318,8 +319,11 @@ static void forks(void) {
         CHECK(child >= 0);
         if (child == 0) {
             void *more = NULL;
+            int calls = test_calls();
             CHECK(cudaMalloc(&more, 100) == 3 && more == NULL);
             CHECK(strstr(poorwill_tms_last_error(), "fork") != NULL);
+            CHECK(cudaFree(block) == 3 && strstr(poorwill_tms_last_error(), "fork") != NULL);
+            CHECK(test_calls() == calls);
             CHECK(tms_pause(NULL) == 3 && tms_resume(NULL) == 3 && poorwill_tms_owns(block) == 0);
             CHECK(poorwill_tms_report(NULL, 0) == -1);
             _exit(0);
@@ -329,6 +333,51 @@ static void forks(void) {
         CHECK(tms_pause(NULL) == 0 && tms_resume(NULL) == 0 && has(block, 4 * MIB, 1));
     }
     CHECK(cudaFree(block) == 0);
+}
+
+static void *allocates(void *out) {
+    tms_set_interesting_region(true);
+    return (void *)(uintptr_t)cudaMalloc(out, 100);
+}
+
+// The first allocation is under way in another thread.
+static void forks_early(void) {
+    void *block = NULL, *failed = NULL;
+    pthread_t thread;
+    test_hold(true);
+    CHECK(pthread_create(&thread, NULL, allocates, &block) == 0);
+    while (!test_is_held()) usleep(1000);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        int calls = test_calls();
+        CHECK(allocates(&block) == (void *)3 && block == NULL && test_calls() == calls);
+        CHECK(tms_pause(NULL) == 3);
+        tms_set_interesting_region(false);
+        CHECK(cudaFree(NULL) == 0 && test_calls() == calls + 1);
+        _exit(0);
+    }
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    test_hold(false);
+    CHECK(pthread_join(thread, &failed) == 0 && failed == NULL && cudaFree(block) == 0);
+}
+
+// POORWILL_COMPRESS is no value of it, so there is no memory that a child could lack.
+static void forks_without_memory(void) {
+    void *block = NULL;
+    tms_set_interesting_region(true);
+    CHECK(cudaMalloc(&block, 100) == 1 && strstr(poorwill_tms_last_error(), "POORWILL_COMPRESS") != NULL);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        CHECK(tms_pause(NULL) == 0 && tms_resume(NULL) == 0 && poorwill_tms_report(NULL, 0) > 0);
+        tms_set_retain_cpu_backup(true);
+        CHECK(tms_get_retain_cpu_backup());
+        _exit(0);
+    }
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
 // Two devices; calls of the driver fail in turn.
@@ -385,7 +434,7 @@ int main(int count, char **arguments) {
         void (*run)(void);
     } scenes[] = {
         {"cycle", cycle},     {"kinds", kinds},   {"nested", nested},           {"threads", threads}, {"unused", unused},
-        {"limits", limits},   {"waits", waits},   {"forks", forks},   {"environment", environment}, {"failures", failures},
+        {"limits", limits},   {"waits", waits},   {"forks", forks}, {"forks_early", forks_early}, {"forks_without_memory", forks_without_memory}, {"environment", environment}, {"failures", failures},
     };
     for (size_t i = 0; i < sizeof scenes / sizeof *scenes; i++) {
         if (strcmp(arguments[1], scenes[i].name) == 0) {
