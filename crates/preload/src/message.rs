@@ -1,4 +1,4 @@
-//! The calling thread's last error and last note. Each text is printed at most once.
+//! The calling thread's last error and last note. Each text is printed at most once, up to a number of texts.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -13,6 +13,9 @@ thread_local! {
     static ERROR: RefCell<CString> = RefCell::default();
     static NOTE: RefCell<CString> = RefCell::default();
 }
+
+/// Each text is kept for ever, and who has so many reads no more.
+const PRINTED_MAX: usize = 100;
 
 static PRINTED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
@@ -77,9 +80,11 @@ fn kept(slot: &'static Slot) -> *const c_char {
 
 fn print(text: &str) {
     // In a forked child a thread that does not exist there may hold the lock, so it is not waited for.
-    if let Ok(mut printed) = PRINTED.try_lock()
-        && printed.insert(text.to_owned())
-    {
+    let Ok(mut printed) = PRINTED.try_lock() else { return };
+    if printed.len() < PRINTED_MAX && printed.insert(text.to_owned()) {
         eprintln!("poorwill: {text}");
+        if printed.len() == PRINTED_MAX {
+            eprintln!("poorwill: no further notes are printed");
+        }
     }
 }

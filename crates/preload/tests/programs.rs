@@ -135,7 +135,18 @@ fn each_kind_of_memory_is_kept_or_dropped_as_it_says() {
 #[test]
 fn tags_pause_by_themselves_and_memory_of_a_paused_tag_is_active() {
     let printed = Place::shared().scene("nested", &[]);
-    assert!(printed.contains("poorwill: `a.cpu` had been paused before"), "{printed}");
+    assert!(printed.contains("poorwill: memory of `a` had been paused before"), "{printed}");
+}
+
+#[test]
+fn a_note_is_printed_once_for_each_tag_of_the_user() {
+    let printed = Place::shared().scene("notes", &[]);
+    let of_a: Vec<&str> = printed.lines().filter(|line| line.contains("`a`")).collect();
+    let expected = ["paused", "active"]
+        .map(|state| format!("poorwill: memory of `a` had been {state} before, and stays so"));
+    assert_eq!(of_a, expected);
+    let lines: Vec<&str> = printed.lines().collect();
+    assert_eq!((lines.len(), lines.last()), (101, Some(&"poorwill: no further notes are printed")));
 }
 
 #[test]

@@ -96,7 +96,7 @@ impl Transitions {
                 Err(failure) => return Err(undo_pause(&awake_before, failure)),
             }
         }
-        note_repeated("paused", paused.iter().flat_map(|paused| &paused.sleep.already_asleep_tags));
+        note_repeated("paused", name, paused.iter().any(|it| !it.sleep.already_asleep_tags.is_empty()));
         lock(&self.reports).pause = paused;
         Ok(())
     }
@@ -119,7 +119,7 @@ impl Transitions {
                 Err(error) => return Err(undo_resume(&resumed, error.into())),
             }
         }
-        note_repeated("active", resumed.iter().flat_map(|(_, wake)| &wake.already_awake_tags));
+        note_repeated("active", name, resumed.iter().any(|(_, wake)| !wake.already_awake_tags.is_empty()));
         let mut reports = Vec::new();
         for (opened, wake) in resumed {
             opened.note_resumed(&wake.tags, retains);
@@ -211,9 +211,9 @@ fn with_undo(failed: Failure, undone: impl Iterator<Item = Result<()>>) -> Failu
     }
 }
 
-fn note_repeated<'a>(state: &str, tags: impl Iterator<Item = &'a Tag>) {
-    let tags: Vec<String> = tags.map(|tag| format!("`{tag}`")).collect();
-    if !tags.is_empty() {
-        note(&format!("{} had been {state} before, and stay so", tags.join(", ")));
+/// Of the tag that the caller named. A pause or resume of all is meant for what is left.
+fn note_repeated(state: &str, name: Option<&str>, is_repeated: bool) {
+    if let Some(name) = name.filter(|_| is_repeated) {
+        note(&format!("memory of `{}` had been {state} before, and stays so", name.escape_debug()));
     }
 }

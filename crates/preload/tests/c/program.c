@@ -124,10 +124,10 @@ static void cycle(void) {
         CHECK(tms_pause(turn == 1 ? "" : NULL) == 0);
         CHECK(available() == before);
         CHECK(strstr(report(), "\"pause\":[{\"device\":0") != NULL);
-        CHECK(tms_pause(NULL) == 0 && strstr(poorwill_tms_last_message(), "paused before") != NULL);
+        CHECK(tms_pause("default") == 0 && strstr(poorwill_tms_last_message(), "paused before") != NULL);
         CHECK(tms_resume(NULL) == 0);
         CHECK(strstr(report(), "\"resume\":[{\"device\":0") != NULL);
-        CHECK(tms_resume(NULL) == 0 && strstr(poorwill_tms_last_message(), "active before") != NULL);
+        CHECK(tms_resume("default") == 0 && strstr(poorwill_tms_last_message(), "active before") != NULL);
         for (int i = 0; i < COUNT; i++) CHECK(has(blocks[i], sizes[i], i + (i == 5 ? 100 * turn : 0)));
         for (size_t at = 0; at < sizes[5]; at++) blocks[5][at] = byte_of(5 + 100 * (turn + 1), at);
     }
@@ -224,6 +224,36 @@ static void nested(void) {
     CHECK(tms_pause(NULL) == 0 && tms_resume(NULL) == 0 && has(odd, bytes, 5) && has(odder, bytes, 6));
     uint8_t *all[] = {first, other, second, third, odd, odder};
     for (int i = 0; i < 6; i++) CHECK(cudaFree(all[i]) == 0);
+}
+
+// Parts of a tag on two devices, and more tags than anyone reads of.
+static void notes(void) {
+    enum { TAGS = 110 };
+    uint8_t *blocks[6], *more[TAGS];
+    for (int device = 0; device < 2; device++) {
+        CHECK(cudaSetDevice(device) == 0);
+        blocks[3 * device] = loaded_as("a", "pinned", 100, 1);
+        blocks[3 * device + 1] = loaded_as("a", "none", 100, 1);
+        blocks[3 * device + 2] = loaded_as("b", "pinned", 100, 1);
+    }
+    CHECK(tms_pause("a") == 0 && tms_pause(NULL) == 0 && tms_resume("b") == 0);
+    CHECK(tms_resume(NULL) == 0 && tms_resume(NULL) == 0);
+    CHECK(poorwill_tms_last_message()[0] == 0);
+    for (int turn = 0; turn < 4; turn++) {
+        CHECK(tms_pause(turn % 2 ? "a" : NULL) == 0 && tms_pause("a") == 0);
+        CHECK(strstr(poorwill_tms_last_message(), "memory of `a` had been paused before") != NULL);
+        CHECK(tms_resume(turn < 2 ? "a" : NULL) == 0 && tms_resume("a") == 0);
+        CHECK(strstr(poorwill_tms_last_message(), "memory of `a` had been active before") != NULL);
+    }
+    CHECK(tms_resume(NULL) == 0);
+    char tag[20];
+    for (int i = 0; i < TAGS; i++) {
+        snprintf(tag, sizeof tag, "tag %d", i);
+        more[i] = loaded_as(tag, "none", 100, 1);
+        CHECK(tms_resume(tag) == 0 && strstr(poorwill_tms_last_message(), tag) != NULL);
+    }
+    for (int i = 0; i < TAGS; i++) CHECK(cudaFree(more[i]) == 0);
+    for (int i = 0; i < 6; i++) CHECK(cudaFree(blocks[i]) == 0);
 }
 
 static void *work(void *number) {
@@ -433,7 +463,7 @@ int main(int count, char **arguments) {
         const char *name;
         void (*run)(void);
     } scenes[] = {
-        {"cycle", cycle},     {"kinds", kinds},   {"nested", nested},           {"threads", threads}, {"unused", unused},
+        {"cycle", cycle},     {"kinds", kinds},   {"nested", nested},           {"threads", threads}, {"notes", notes}, {"unused", unused},
         {"limits", limits},   {"waits", waits},   {"forks", forks}, {"forks_early", forks_early}, {"forks_without_memory", forks_without_memory}, {"environment", environment}, {"failures", failures},
     };
     for (size_t i = 0; i < sizeof scenes / sizeof *scenes; i++) {
