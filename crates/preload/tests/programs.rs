@@ -150,6 +150,11 @@ fn a_note_is_printed_once_for_each_tag_of_the_user() {
 }
 
 #[test]
+fn pointers_to_backups_take_no_memory_for_each_call() {
+    Place::shared().scene("views", &[]);
+}
+
+#[test]
 fn threads_have_regions_of_their_own() {
     Place::shared().scene("threads", &[]);
 }
@@ -189,6 +194,17 @@ fn whichever_call_of_the_driver_fails_all_bytes_stay() {
     // The program in C reads the effort itself. Printed here, it has `--rest` run this again.
     let _ = Effort::of_this_run();
     Place::shared().scene("failures", &[("POORWILL_WAKE_TIMEOUT", "0")]);
+}
+
+#[test]
+fn a_resume_that_fails_has_resumed_nothing() {
+    // Where the last call of a resume is among all calls differs a little.
+    let mut failures = (40..90).cycle().take(200).map(|number| format!("cuCtxGetCurrent:{number}"));
+    let is_after_the_wake = failures.any(|failure| {
+        let printed = Place::shared().scene("resume_fails", &[("POORWILL_FAKE_CUDA_FAIL", &failure)]);
+        printed.contains("host memory of backups stays in use") && printed.contains("\nresumed\n")
+    });
+    assert!(is_after_the_wake);
 }
 
 #[test]

@@ -55,13 +55,7 @@ impl Arenas {
         let compress = environment::compress()?;
         let pool = PoolConfig::default().compressing(compress).caching_at_most(0);
         let arena = Arena::open_unbudgeted(&device, pool)?;
-        let opened = Arc::new(Opened {
-            ordinal,
-            arena,
-            is_viewable: compress == Compress::Off,
-            parts: Mutex::default(),
-            retained: Mutex::default(),
-        });
+        let opened = Arc::new(Opened::of(arena, ordinal, compress == Compress::Off));
         arenas.insert(key, Arc::clone(&opened));
         Ok(opened)
     }
@@ -72,6 +66,10 @@ impl Arenas {
 }
 
 impl Opened {
+    pub(super) fn of(arena: Arena, ordinal: u32, is_viewable: bool) -> Self {
+        Self { ordinal, arena, is_viewable, parts: Mutex::default(), retained: Mutex::default() }
+    }
+
     pub(super) fn ordinal(&self) -> u32 {
         self.ordinal
     }

@@ -37,19 +37,23 @@ pub(crate) struct Saver {
 }
 
 /// Never dropped: memory is freed until the process ends.
-static SAVER: Saver = Saver {
-    owner: Owner::new(),
-    settings: Settings::new(),
-    arenas: Arenas::new(),
-    table: Table::new(),
-    transitions: Transitions::new(),
-};
+static SAVER: Saver = Saver::new();
 
 pub(crate) fn saver() -> &'static Saver {
     &SAVER
 }
 
 impl Saver {
+    const fn new() -> Self {
+        Self {
+            owner: Owner::new(),
+            settings: Settings::new(),
+            arenas: Arenas::new(),
+            table: Table::new(),
+            transitions: Transitions::new(),
+        }
+    }
+
     pub(crate) fn settings(&self) -> Result<&Settings> {
         self.has_memory().map(|_| &self.settings)
     }
@@ -92,13 +96,15 @@ impl Saver {
             Err(forked) if thread::is_interesting()? => return Err(forked),
             Ok(false) | Err(_) => return Ok(false),
         }
+        // Taken first: once it is free, another thread may get the same address.
         let Some(allocation) = self.table.take(addr) else { return Ok(false) };
         let arena = allocation.opened.arena().clone();
-        if let Err(source) = arena.driver().synchronize() {
+        let op = "wait for the device before memory is freed";
+        let waited = arena.driver().synchronize().map_err(|source| PoolError::Driver { op, source });
+        if let Err(error) = waited.and_then(|()| arena.free(allocation.block.id)) {
             self.table.add(allocation);
-            return Err(PoolError::Driver { op: "wait for the device before memory is freed", source }.into());
+            return Err(error.into());
         }
-        arena.free(allocation.block.id)?;
         // All work is done. What a pause under way keeps, it releases itself.
         match arena.trim_within(Duration::ZERO) {
             Ok(_) | Err(PoolError::TimedOut { .. }) => {}
@@ -128,7 +134,7 @@ impl Saver {
             return Err(not_ours(range));
         }
         let found = self.table.find(range.addr).filter(|allocation| allocation.range().contains(&range));
-        let Some(Allocation { opened, kind, tag, .. }) = found else { return Err(not_ours(range)) };
+        let Some(Allocation { opened, block, kind, tag }) = found else { return Err(not_ours(range)) };
         if !matches!(kind, BackupKind::Cpu(_)) {
             return Ok(None);
         }
@@ -136,7 +142,7 @@ impl Saver {
         if !is_readable {
             return Ok(None);
         }
-        Ok(Some(self.transitions.keep(opened.arena().view_backup(range)?)))
+        self.transitions.backup(opened.arena(), block.id, range).map(Some)
     }
 
     /// Puts the memory of a tag to sleep, or all.
@@ -180,4 +186,27 @@ fn alloc_awake(opened: &Opened, region: &Region, bytes: u64) -> Result<(Block, T
 
 fn not_ours(range: DeviceRange) -> Failure {
     Failure::Argument(format!("{range} is not within one allocation of a region"))
+}
+
+#[cfg(test)]
+mod tests {
+    use poorwill::{Arena, Config};
+
+    use super::*;
+
+    #[test]
+    fn memory_that_cannot_be_freed_stays_known() {
+        let arena = Arena::open(Config::on("host:64MiB".parse().unwrap())).unwrap();
+        let block = arena.alloc(&AllocRequest::new(100, Tag::weights())).unwrap();
+        let (addr, bytes) = (block.range.addr, block.requested_bytes);
+        let saver = Saver::new();
+        saver.claim().unwrap().keep();
+        let opened = Opened::of(arena.clone(), 0, true).into();
+        saver.table.add(Allocation { opened, block, kind: BackupKind::None, tag: Tag::weights() });
+        arena.close().unwrap();
+        for _ in 0..2 {
+            assert!(matches!(saver.free(addr), Err(Failure::Pool(_))));
+            assert_eq!(saver.owned_bytes(addr).unwrap(), bytes);
+        }
+    }
 }

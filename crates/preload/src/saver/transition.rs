@@ -3,10 +3,15 @@
 //! A pause goes in steps: first what is backed up, on each device, and last what is dropped. So a failure loses no bytes
 //! unless the device fails while others have dropped theirs. What the steps before did is undone.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::mem;
 use std::sync::{Arc, Mutex};
 
-use poorwill::{BackupView, DeviceRange, Level, SleepReport, SleepRequest, Tag, WakeReport, WakeRequest};
+use poorwill::{
+    Arena, BackupView, BlockId, DeviceRange, Level, PoolError, SleepReport, SleepRequest, Tag, WakeReport,
+    WakeRequest, chain,
+};
 use serde::Serialize;
 
 use super::arenas::{Arenas, Opened, RegionPart};
@@ -24,7 +29,7 @@ pub(super) struct Transitions {
     unused: Mutex<Vec<DeviceRange>>,
     reports: Mutex<Reports>,
     /// Backups that callers read, until the next pause or resume.
-    views: Mutex<Vec<BackupView>>,
+    views: Mutex<BTreeMap<(BlockId, u64, u64), BackupView>>,
 }
 
 /// Of the last pause and the last resume.
@@ -63,7 +68,7 @@ impl Transitions {
             turn: Mutex::new(()),
             unused: Mutex::new(Vec::new()),
             reports: Mutex::new(Reports { pause: Vec::new(), resume: Vec::new() }),
-            views: Mutex::new(Vec::new()),
+            views: Mutex::new(BTreeMap::new()),
         }
     }
 
@@ -71,11 +76,12 @@ impl Transitions {
         *lock(&self.unused) = ranges;
     }
 
-    /// Where the bytes of the view stay until the next pause or resume.
-    pub(super) fn keep(&self, view: BackupView) -> *const u8 {
-        let bytes = view.as_ptr();
-        lock(&self.views).push(view);
-        bytes
+    /// Where the host has the bytes of a range of a block. They stay there until the next pause or resume.
+    pub(super) fn backup(&self, arena: &Arena, block: BlockId, range: DeviceRange) -> Result<*const u8> {
+        match lock(&self.views).entry((block, range.addr, range.bytes)) {
+            Entry::Occupied(view) => Ok(view.get().as_ptr()),
+            Entry::Vacant(view) => Ok(view.insert(arena.view_backup(range)?).as_ptr()),
+        }
     }
 
     /// Puts the memory of a tag to sleep, or all.
@@ -120,14 +126,25 @@ impl Transitions {
             }
         }
         note_repeated("active", name, resumed.iter().any(|(_, wake)| !wake.already_awake_tags.is_empty()));
-        let mut reports = Vec::new();
+        let (mut reports, mut lost) = (Vec::new(), None);
         for (opened, wake) in resumed {
             opened.note_resumed(&wake.tags, retains);
-            let released_host_bytes = if retains { 0 } else { opened.drop_mapped_backups(&wake.tags)? };
+            let dropped = if retains { Ok(0) } else { opened.drop_mapped_backups(&wake.tags) };
+            let released_host_bytes = dropped.unwrap_or_else(|error| {
+                match error {
+                    // The memory is awake, and some of its bytes are wrong.
+                    PoolError::Lost { .. } => lost = lost.take().or(Some(error)),
+                    _ => note(&format!(
+                        "host memory of backups stays in use after a resume: {}",
+                        chain(&error)
+                    )),
+                }
+                0
+            });
             reports.push(Resumed { device: opened.ordinal(), released_host_bytes, wake });
         }
         lock(&self.reports).resume = reports;
-        Ok(())
+        lost.map_or(Ok(()), |lost| Err(lost.into()))
     }
 
     /// The reports of the last pause and resume, as JSON.
@@ -177,11 +194,11 @@ impl Step {
 
 impl Opened {
     /// Drops the backups that stay for no later pause, of these tags.
-    fn drop_mapped_backups(&self, tags: &[Tag]) -> Result<u64> {
+    fn drop_mapped_backups(&self, tags: &[Tag]) -> Result<u64, PoolError> {
         let mapped =
             |part: &RegionPart| part.kind == BackupKind::Cpu(Backend::Mmap) && tags.contains(&part.tag);
         let mapped: Vec<Tag> = self.parts(None).into_iter().filter(mapped).map(|part| part.tag).collect();
-        if mapped.is_empty() { Ok(0) } else { Ok(self.arena().drop_backups(Some(&mapped))?) }
+        if mapped.is_empty() { Ok(0) } else { self.arena().drop_backups(Some(&mapped)) }
     }
 }
 

@@ -1,5 +1,6 @@
 // Scenes for the preload library, as a program sees it that knows the CUDA runtime only. The first argument names one.
 #include <dlfcn.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -95,6 +96,11 @@ static size_t available(void) {
     size_t free_bytes = 0, total_bytes = 0;
     CHECK(cudaMemGetInfo(&free_bytes, &total_bytes) == 0);
     return free_bytes;
+}
+
+static size_t available_on(int device) {
+    CHECK(cudaSetDevice(device) == 0);
+    return available();
 }
 
 static const char *report(void) {
@@ -254,6 +260,28 @@ static void notes(void) {
     }
     for (int i = 0; i < TAGS; i++) CHECK(cudaFree(more[i]) == 0);
     for (int i = 0; i < 6; i++) CHECK(cudaFree(blocks[i]) == 0);
+}
+
+static void views(void) {
+    enum { CALLS = 20000 };
+    size_t bytes = 4 * MIB;
+    uint8_t *first = loaded_as("a", "pinned", bytes, 1), *second = loaded_as("a", "pinned", bytes, 2);
+    tms_set_retain_cpu_backup(true);
+    CHECK(tms_pause(NULL) == 0);
+    const uint8_t *of_first = tms_get_cpu_backup_pointer(first, bytes);
+    CHECK(has(of_first, bytes, 1) && has(tms_get_cpu_backup_pointer(second, bytes), bytes, 2));
+    size_t before_bytes = mallinfo2().uordblks;
+    for (size_t i = 0; i < CALLS; i++)
+        CHECK(tms_get_cpu_backup_pointer(first + i % 8, bytes - 8) == of_first + i % 8);
+    CHECK(mallinfo2().uordblks < before_bytes + 16 * CALLS);
+    // What comes to the same address has no backup yet.
+    CHECK(tms_resume(NULL) == 0 && has(tms_get_cpu_backup_pointer(first, bytes), bytes, 1));
+    CHECK(cudaFree(first) == 0);
+    CHECK(tms_get_cpu_backup_pointer(first, bytes) == NULL);
+    uint8_t *third = loaded_as("a", "pinned", bytes, 3);
+    CHECK(third == first && tms_get_cpu_backup_pointer(third, bytes) == NULL);
+    CHECK(tms_pause(NULL) == 0 && has(tms_get_cpu_backup_pointer(third, bytes), bytes, 3));
+    CHECK(tms_resume(NULL) == 0 && cudaFree(second) == 0 && cudaFree(third) == 0);
 }
 
 static void *work(void *number) {
@@ -423,7 +451,7 @@ static void failures(void) {
     uint8_t *blocks[4];
     for (int i = 0; i < 4; i++) {
         CHECK(cudaSetDevice(i % 2) == 0);
-        blocks[i] = loaded_as(i < 2 ? "a" : "b", "pinned", bytes, i);
+        blocks[i] = loaded_as(i < 2 ? "a" : "b", i < 2 ? "pinned" : "mmap", bytes, i);
     }
     // One call in so many fails. Each block has its turn, since the numbers of both have no common divisor.
     const char *effort = getenv("POORWILL_EFFORT");
@@ -439,11 +467,14 @@ static void failures(void) {
             for (int i = 0; i < 4; i++) CHECK(has(blocks[i], bytes, i));
             CHECK(tms_pause(NULL) == 0);
         }
+        size_t asleep_bytes = available_on(0) + available_on(1);
         arm(first, 1);
         int resumed = tms_resume(NULL);
         uint64_t more = disarm();
         if (resumed != 0) {
             failed++;
+            // A resume that fails has resumed nothing.
+            CHECK(available_on(0) + available_on(1) == asleep_bytes);
             CHECK(tms_resume(NULL) == 0);
         }
         for (int i = 0; i < 4; i++) CHECK(has(blocks[i], bytes, i));
@@ -456,6 +487,25 @@ static void failures(void) {
     for (int i = 0; i < 4; i++) CHECK(cudaFree(blocks[i]) == 0);
 }
 
+// A call of the driver fails, maybe here. What failed and what did not is as it says.
+static void resume_fails(void) {
+    size_t bytes = 3 * MIB;
+    void *block = NULL;
+    tms_set_interesting_region(true);
+    tms_set_enable_cpu_backup(true);
+    CHECK(tms_set_cpu_backup_backend("mmap") == 0);
+    size_t before_bytes = available();
+    if (cudaMalloc(&block, bytes) != 0) return;
+    for (size_t at = 0; at < bytes; at++) ((uint8_t *)block)[at] = byte_of(1, at);
+    if (tms_pause(NULL) != 0) return;
+    CHECK(available() == before_bytes);
+    bool is_resumed = tms_resume(NULL) == 0;
+    CHECK(is_resumed == (available() < before_bytes));
+    if (!is_resumed) return;
+    CHECK(has(block, bytes, 1) && strstr(report(), "\"resume\":[{\"device\":0") != NULL);
+    fprintf(stderr, "resumed\n");
+}
+
 int main(int count, char **arguments) {
     CHECK(count == 2);
     load();
@@ -463,7 +513,7 @@ int main(int count, char **arguments) {
         const char *name;
         void (*run)(void);
     } scenes[] = {
-        {"cycle", cycle},     {"kinds", kinds},   {"nested", nested},           {"threads", threads}, {"notes", notes}, {"unused", unused},
+        {"cycle", cycle},     {"kinds", kinds},   {"nested", nested},           {"threads", threads}, {"notes", notes}, {"resume_fails", resume_fails}, {"views", views}, {"unused", unused},
         {"limits", limits},   {"waits", waits},   {"forks", forks}, {"forks_early", forks_early}, {"forks_without_memory", forks_without_memory}, {"environment", environment}, {"failures", failures},
     };
     for (size_t i = 0; i < sizeof scenes / sizeof *scenes; i++) {
