@@ -6,6 +6,7 @@
 //!
 //! - A process without regions notices nothing: nothing happens when the library is loaded, and no device is opened.
 //!   A call reaches the caller's own CUDA runtime, whatever its name and scope.
+//!   Other libraries that stand in for `cudaMalloc` come before this one in `LD_PRELOAD`.
 //! - Nothing ends the process. Every failure is a code of `cudaError_t`, and
 //!   `poorwill_tms_last_error` returns the calling thread's last sentence.
 //! - A pause or resume does everything or, where a device fails, undoes what it did on others. Pausing what is paused,

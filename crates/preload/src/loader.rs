@@ -26,8 +26,8 @@ impl LoadedObjects {
         Self(objects.split_off(own.map_or(0, |own| own + 1)))
     }
 
-    /// What a call from `caller` would reach without this library: a symbol of the caller's dependencies, of the
-    /// global scope, or of any object. It stays loaded from now on.
+    /// A symbol of the caller's dependencies, else of the global scope, else of any object. It stays loaded from
+    /// now on.
     pub(crate) fn symbol(&self, name: &CStr, caller: usize) -> Option<*mut c_void> {
         let of_object =
             |object: &LoadedObject| object.open(0)?.symbol(name).filter(|found| self.is_kept(*found));
