@@ -1,6 +1,7 @@
 //! `poorwill replay`: what recorded allocations would need.
 
 mod args;
+mod card;
 mod input;
 mod report;
 mod show;
@@ -10,11 +11,11 @@ use std::fs::{self, OpenOptions};
 use std::io;
 use std::path::Path;
 
-use poorwill::ByteSize;
 use poorwill_replay::answer::answer;
 use poorwill_replay::cases::Case;
 use poorwill_replay::page::{self, PageTrace};
-use poorwill_replay::{Card, Claim, Run, Setup, Trace, replay_each};
+use poorwill_replay::trace::Step;
+use poorwill_replay::{Claim, Run, Setup, Trace, replay_each};
 
 use self::args::ClaimArg;
 pub(crate) use self::args::ReplayArgs;
@@ -23,10 +24,6 @@ use poorwill_local::failure::Failure;
 use poorwill_local::files;
 use poorwill_local::progress::Progress;
 
-const CARD: ByteSize = ByteSize::gib(80);
-const TAKEN: ByteSize = ByteSize::gib(1);
-/// More than any device has; larger sizes would only be mistakes.
-const CARD_MAX: ByteSize = ByteSize::gib(1 << 20);
 const PICTURE: (u32, u32) = (960, 420);
 
 pub(crate) fn run(args: &ReplayArgs) -> Result<ReplayReport, Failure> {
@@ -95,15 +92,9 @@ fn replay_trace(
 ) -> Result<(Replayed, Vec<Run>), Failure> {
     let known_card = case.map(|case| case.card);
     let known_setups = case.map_or(&Setup::ALL[..], |case| case.setups);
-    let card = card(args, trace, known_card)?;
     let mut notes = Vec::new();
+    let card = card::card(args, trace, known_card, &mut notes)?;
     let setups = setups(args, trace, known_setups, case.is_some(), &mut notes)?;
-    if args.card.is_none() && known_card.or(trace.card).is_none() {
-        notes.push(format!("the card is assumed to have {CARD}; say --card"));
-    }
-    if args.taken.is_none() && trace.card.is_some() && known_taken(args, trace.card).is_none() {
-        notes.push(format!("others are assumed to have {TAKEN} of this card; say --taken"));
-    }
     let runs = replay_each(trace, &setups, card)?;
     let mut answer = answer(trace, &runs)?;
     answer.notes.extend(notes);
@@ -140,37 +131,16 @@ fn of_load(claim: &ClaimArg, trace: &Trace) -> Result<Claim, Failure> {
             claim.name, trace.name
         ))
     })?;
+    let from_step = behind_emptying(trace, from_step);
     Ok(Claim { name: claim.name.clone(), bytes: claim.bytes.0, from_step, to_step: usize::MAX })
 }
 
-/// As asked for, else as recorded.
-fn card(args: &ReplayArgs, trace: &Trace, known: Option<Card>) -> Result<Card, Failure> {
-    let known = known.or(trace.card);
-    let total = args.card.map_or_else(|| known.map_or(CARD.0, |card| card.total_bytes), |size| size.0);
-    let taken = args.taken.map_or_else(|| known_taken(args, known).unwrap_or(TAKEN.0), |size| size.0);
-    let budget_bytes = args.budget.map(|size| size.0).or(known.and_then(|card| card.budget_bytes));
-    let card = Card { total_bytes: total, taken_bytes: taken, budget_bytes };
-    if total > CARD_MAX.0 {
-        return Err(Failure::new(format!("no card has {}; {CARD_MAX} are the most", ByteSize(total))));
-    }
-    if budget_bytes == Some(0) {
-        return Err(Failure::new(
-            "a budget of nothing holds nothing; say a --budget, or none for all of the card",
-        ));
-    }
-    if card.usable_bytes() == 0 {
-        let (total, taken) = (ByteSize(total), ByteSize(taken));
-        return Err(Failure::new(format!(
-            "nothing is left: of a card of {total}, others have {taken}; say --taken"
-        )));
-    }
-    Ok(card)
-}
-
-/// What others had of one card says nothing of another.
-fn known_taken(args: &ReplayArgs, known: Option<Card>) -> Option<u64> {
-    let is_same = |card: &Card| args.card.is_none_or(|size| size.0 == card.total_bytes);
-    known.filter(is_same).map(|card| card.taken_bytes)
+/// Graphs, and others who know, empty the cache before they take memory: what a phase begins with comes before its claim.
+fn behind_emptying(trace: &Trace, from: usize) -> usize {
+    let begins = trace.steps.iter().enumerate().skip(from);
+    let begins = begins.take_while(|(_, step)| !matches!(step, Step::Alloc(_)));
+    let empties = begins.filter(|(_, step)| matches!(step, Step::EmptyCache)).last();
+    empties.map_or(from, |(at, _)| at + 1)
 }
 
 /// As asked for, else what was recorded, and usual ones beside it.

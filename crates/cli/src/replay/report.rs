@@ -21,7 +21,7 @@ pub(crate) struct Replayed {
     pub(super) name: String,
     /// Allocations, frees and other events.
     pub(super) steps: usize,
-    /// All memory of the card.
+    /// All memory of the card; what was usable of it, where that alone is known.
     pub(super) total_bytes: u64,
     /// What others hold of it.
     pub(super) taken_bytes: u64,

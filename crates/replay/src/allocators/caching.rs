@@ -31,8 +31,6 @@ use crate::trace::{Block, BlockNumber};
 const MIB: u64 = 1 << 20;
 const GRAIN_BYTES: u64 = 512;
 const SMALL_BYTES_MAX: u64 = MIB;
-const SMALL_SEGMENT_BYTES: u64 = 2 * MIB;
-const LARGE_SEGMENT_BYTES: u64 = 20 * MIB;
 /// From here on, segments have their block's size.
 const OWN_SIZE_BYTES: u64 = 10 * MIB;
 const STEP_BYTES: u64 = 2 * MIB;
@@ -141,10 +139,9 @@ impl CachingAllocator {
         if self.is_expandable {
             return self.grown(list, bytes);
         }
-        let segment = if self.lists.list(list).class.is_small {
-            SMALL_SEGMENT_BYTES
-        } else if bytes < OWN_SIZE_BYTES {
-            LARGE_SEGMENT_BYTES
+        let class = self.lists.list(list).class;
+        let segment = if class.is_small || bytes < OWN_SIZE_BYTES {
+            class.unit_bytes()
         } else {
             bytes.checked_next_multiple_of(STEP_BYTES)?
         };
@@ -179,7 +176,7 @@ impl CachingAllocator {
     }
 
     fn unit_bytes(&self, list: u32) -> u64 {
-        if self.lists.list(list).class.is_small { SMALL_SEGMENT_BYTES } else { LARGE_SEGMENT_BYTES }
+        self.lists.list(list).class.unit_bytes()
     }
 
     /// Maps more of a segment that grows, behind a free block at its end if there is one.
@@ -261,15 +258,14 @@ impl CachingAllocator {
 
     /// Gives everything back that may be.
     fn release_cached(&mut self, may: impl Fn(Class) -> bool) {
-        let lists = self.lists.all().filter(|list| may(list.class));
-        if self.is_expandable {
-            // Less than the smallest unit has no whole one.
-            let large = lists.flat_map(|list| list.free.range((SMALL_SEGMENT_BYTES, 0, 0)..));
-            let places: Vec<NodePlace> = large.map(|(_, _, place)| *place).collect();
-            places.into_iter().for_each(|place| self.unmap_units(place));
-        } else {
-            let places: Vec<NodePlace> = lists.flat_map(|list| &list.whole).copied().collect();
-            places.into_iter().for_each(|place| self.release(place));
+        let found = self.lists.releasable().filter(|(list, _)| may(list.class));
+        let places: Vec<NodePlace> = found.map(|(_, place)| place).collect();
+        for place in places {
+            if self.is_expandable {
+                self.unmap_units(place);
+            } else {
+                self.release(place);
+            }
         }
     }
 
@@ -280,11 +276,11 @@ impl CachingAllocator {
         else {
             return;
         };
-        let mut open: Vec<(NodePlace, u64)> = Vec::new();
-        for list in self.lists.all().filter(|list| !list.class.is_small && list.class.pool == 0) {
-            let whole = list.whole.iter();
-            open.extend(whole.map(|place| (*place, list.asked - self.lists.node(*place).asked)));
-        }
+        let found = self.lists.releasable().filter(|(list, _)| !list.class.is_small && list.class.pool == 0);
+        let found = found.map(|(list, place)| (list, place, self.lists.node(place)));
+        let whole = found.filter(|(.., node)| node.is_whole());
+        let mut open: Vec<(NodePlace, u64)> =
+            whole.map(|(list, place, node)| (place, list.asked - node.asked)).collect();
         let mut released = 0_u64;
         while released < over && !open.is_empty() {
             let ages: u128 = open.iter().map(|(_, age)| u128::from(*age)).sum();
@@ -323,7 +319,7 @@ impl CachingAllocator {
     fn unmap_units(&mut self, place: NodePlace) {
         let Node { addr, bytes, list, .. } = *self.lists.node(place);
         let unit = self.unit_bytes(list);
-        let (from, to) = (addr.div_ceil(unit) * unit, (addr + bytes) / unit * unit);
+        let (from, to) = self.lists.node(place).whole_units(unit);
         if to <= from {
             return;
         }
@@ -448,7 +444,12 @@ impl Allocator for CachingAllocator {
 #[test]
 fn whole_segments_are_known_without_a_search() {
     let mut random = fastrand::Rng::with_seed(5);
-    for text in ["pytorch", "pytorch:max_split_size_mb:20", "pytorch:garbage_collection_threshold:0.5"] {
+    for text in [
+        "pytorch",
+        "pytorch:max_split_size_mb:20",
+        "pytorch:garbage_collection_threshold:0.5",
+        "pytorch:expandable_segments:True",
+    ] {
         let card = Card { total_bytes: 250 * MIB, taken_bytes: 0, budget_bytes: None };
         let mut allocator = CachingAllocator::new(&text.parse().unwrap(), card, 3000);
         let (mut live, mut seen) = (Vec::new(), 0);
@@ -460,12 +461,18 @@ fn whole_segments_are_known_without_a_search() {
             while live.len() > 20 || (!live.is_empty() && random.u8(0..3) == 0) {
                 allocator.free(live.swap_remove(random.usize(0..live.len()))).unwrap();
             }
-            for list in allocator.lists.all() {
-                let free = list.free.iter().map(|(_, _, place)| *place);
-                let whole = free.filter(|place| allocator.lists.node(*place).is_whole());
-                assert_eq!(whole.collect::<std::collections::BTreeSet<_>>(), list.whole, "{text}: {number}");
-                seen += list.whole.len();
-            }
+            let may_go = |place: &NodePlace| {
+                let node = allocator.lists.node(*place);
+                let unit = allocator.unit_bytes(node.list);
+                let (first, last) = node.whole_units(unit);
+                if node.is_expandable { first < last } else { node.is_whole() }
+            };
+            let free = allocator.lists.all().flat_map(|list| &list.free).map(|(_, _, place)| *place);
+            let searched: std::collections::BTreeSet<_> = free.filter(may_go).collect();
+            let known: std::collections::BTreeSet<_> =
+                allocator.lists.releasable().map(|(_, place)| place).collect();
+            assert_eq!(searched, known, "{text}: {number}");
+            seen += known.len();
         }
         assert!(seen > 0 && allocator.retries > 0, "{text}: {seen}, {}", allocator.retries);
     }

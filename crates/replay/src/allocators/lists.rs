@@ -12,6 +12,9 @@ use super::node::{NONE, Node, NodePlace};
 use super::runs::{OpenRun, Runs};
 use super::segment::PartState;
 
+const SMALL_SEGMENT_BYTES: u64 = 2 << 20;
+const LARGE_SEGMENT_BYTES: u64 = 20 << 20;
+
 /// Of one private pool (0: the allocator's own), size class and stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Class {
@@ -20,13 +23,18 @@ pub(super) struct Class {
     pub(super) stream: u32,
 }
 
+impl Class {
+    /// A segment, or what one that grows grows by, of blocks that have none of their own.
+    pub(super) const fn unit_bytes(self) -> u64 {
+        if self.is_small { SMALL_SEGMENT_BYTES } else { LARGE_SEGMENT_BYTES }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct List {
     pub(super) class: Class,
     /// By size, then address.
     pub(super) free: BTreeSet<(u64, u64, NodePlace)>,
-    /// Those of the free ones that are all of their segment.
-    pub(super) whole: BTreeSet<NodePlace>,
     /// Of its segments that grow.
     pub(super) runs: Runs,
     pub(super) asked: u64,
@@ -37,6 +45,8 @@ pub(super) struct Lists {
     nodes: Vec<Node>,
     vacant: Vec<NodePlace>,
     lists: Vec<List>,
+    /// Of all lists: free blocks that are all of their segment, or have whole units of one that grows.
+    releasable: BTreeSet<(u32, NodePlace)>,
     numbers: HashMap<Class, u32>,
     /// How often a block was looked at.
     #[cfg(test)]
@@ -54,8 +64,7 @@ impl Lists {
             return *number;
         }
         let number = u32::try_from(self.lists.len()).unwrap_or(u32::MAX);
-        let (free, whole) = (BTreeSet::new(), BTreeSet::new());
-        self.lists.push(List { class, free, whole, runs: Runs::default(), asked: 0 });
+        self.lists.push(List { class, free: BTreeSet::new(), runs: Runs::default(), asked: 0 });
         self.numbers.insert(class, number);
         number
     }
@@ -68,6 +77,12 @@ impl Lists {
         &mut self.lists[at(number)]
     }
 
+    /// Free blocks that are all of their segment, or have whole units of one that grows, list by list.
+    pub(super) fn releasable(&self) -> impl Iterator<Item = (&List, NodePlace)> {
+        self.releasable.iter().map(|(list, place)| (self.list(*list), *place))
+    }
+
+    #[cfg(test)]
     pub(super) fn all(&self) -> impl Iterator<Item = &List> {
         self.lists.iter()
     }
@@ -110,13 +125,15 @@ impl Lists {
 
     /// Into the sets of its state; a live block is in none. Its neighbours come and go only while it is in none.
     pub(super) fn file(&mut self, place: NodePlace) {
-        let is_whole = self.node(place).is_whole();
-        let Node { addr, bytes, list, state, is_expandable, .. } = *self.node(place);
+        let node = *self.node(place);
+        let Node { addr, bytes, list, state, is_expandable, .. } = node;
         if state == PartState::Cached {
-            let list = self.list_mut(list);
-            list.free.insert((bytes, addr, place));
-            if is_whole {
-                list.whole.insert(place);
+            let own = self.list_mut(list);
+            own.free.insert((bytes, addr, place));
+            let (first, last) = node.whole_units(own.class.unit_bytes());
+            let may_go = if is_expandable { first < last } else { node.is_whole() };
+            if may_go {
+                self.releasable.insert((list, place));
             }
         }
         self.node_mut(place).is_filed = true;
@@ -129,9 +146,8 @@ impl Lists {
     pub(super) fn take(&mut self, place: NodePlace) {
         let Node { addr, bytes, list, state, is_expandable, .. } = *self.node(place);
         if state == PartState::Cached {
-            let list = self.list_mut(list);
-            list.free.remove(&(bytes, addr, place));
-            list.whole.remove(&place);
+            self.list_mut(list).free.remove(&(bytes, addr, place));
+            self.releasable.remove(&(list, place));
         }
         if is_expandable && state.is_open() {
             self.part_run(place);

@@ -34,4 +34,10 @@ impl Node {
     pub(super) fn is_whole(&self) -> bool {
         self.before == NONE && self.behind == NONE
     }
+
+    /// From the first to the last address of whole units of its segment.
+    pub(super) fn whole_units(&self, unit_bytes: u64) -> (u64, u64) {
+        let first = self.addr.div_ceil(unit_bytes) * unit_bytes;
+        (first, first.max((self.addr + self.bytes) / unit_bytes * unit_bytes))
+    }
 }

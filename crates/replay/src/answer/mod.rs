@@ -24,7 +24,7 @@ pub fn answer(trace: &Trace, runs: &[Run]) -> Result<Answer, ReplayError> {
     let needs = needs::needs(trace, runs)?;
     let mut rows: Vec<Row> =
         runs.iter().zip(&needs).map(|(run, needs_bytes)| Row::of(trace, run, *needs_bytes)).collect();
-    rows.sort_by_key(|row| (!row.fits(), row.needs_bytes.unwrap_or(u64::MAX)));
+    rows.sort_by_key(|row| (!row.fits(), row.needs_bytes.unwrap_or(row.peak_bytes)));
     let recorded = trace.recorded.as_ref();
     let recorded_peak_bytes = recorded.and_then(|recorded| recorded.mapped_bytes.iter().copied().max());
     let first = runs.first();

@@ -21,7 +21,7 @@ const UNBOUNDED_BYTES: u64 = 1 << 42;
 pub(super) fn needs(trace: &Trace, runs: &[Run]) -> Result<Vec<Option<u64>>, ReplayError> {
     let exact = EXACT_BYTES.iter().find(|(steps, _)| trace.steps.len() <= *steps);
     let Some((_, exact_bytes)) = exact else {
-        return Ok(runs.iter().map(|run| enough(trace, run)).collect());
+        return Ok(vec![None; runs.len()]);
     };
     let live_bytes = claim::peak_with(&trace.claims, &trace.live_bytes()).1;
     side_by_side(runs, |run| &run.setup, |run| smallest(trace, run, live_bytes, *exact_bytes))
@@ -33,11 +33,12 @@ fn enough(trace: &Trace, run: &Run) -> Option<u64> {
         // A smaller card collects earlier, and maps otherwise.
         return run.fits().then(|| run.card.usable_bytes());
     }
-    run.fits().then(|| claim::peak_with(&trace.claims, &run.mapped_bytes).1)
+    run.fits().then(|| claim::peak_with(&trace.claims, &run.mapped_bytes).1.min(run.card.usable_bytes()))
 }
 
-/// As far as what fits rises with memory. Where a threshold follows the card it need not, and smaller sizes are tried. What
-/// is found fits, though one between those may, too. It is never less than what did not suffice.
+/// As far as what fits rises with memory. With a threshold of the card, with claims and where PyTorch retries it need not:
+/// then smaller sizes are tried, too. What is found fits, though one between those may. It is never less than what did not
+/// suffice.
 fn smallest(trace: &Trace, run: &Run, live_bytes: u64, exact_bytes: u64) -> Result<Option<u64>, ReplayError> {
     let fits = |usable: u64| replay(trace, &run.setup, card_of(run, usable)).map(|run| run.fits());
     let usable = run.card.usable_bytes();
@@ -52,7 +53,8 @@ fn smallest(trace: &Trace, run: &Run, live_bytes: u64, exact_bytes: u64) -> Resu
         return Ok(run.fits().then_some(usable));
     }
     let found = halve(&fits, least, most, exact_bytes)?;
-    if !run.setup.collects() {
+    let is_regular = !run.setup.collects() && trace.claims.is_empty() && run.retries.unwrap_or(0) == 0;
+    if is_regular {
         return Ok(Some(found));
     }
     let mut below = least;

@@ -7,10 +7,11 @@ use crate::card::Card;
 use crate::replay::{ReplayError, Run, replay};
 use crate::trace::Trace;
 
-/// That another size is usable than where it was recorded, with the verdict there if it is another one.
+/// That another size is usable than where it was recorded, with the verdict there if it is another one. A card that the
+/// recorder knew nothing of has no bytes.
 pub(super) fn note(trace: &Trace, run: &Run, recorded: Card) -> Result<Option<String>, ReplayError> {
     let (had, has) = (recorded.usable_bytes(), run.card.usable_bytes());
-    if had == has {
+    if had == has || had == 0 {
         return Ok(None);
     }
     let (here, there) = (Verdict::of(trace, run), Verdict::of(trace, &replay(trace, &run.setup, recorded)?));

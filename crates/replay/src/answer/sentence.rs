@@ -83,7 +83,7 @@ fn fails(trace: &Trace, run: &Run, failure: Failure) -> String {
     let beside = claimed.saturating_sub(if failure.is_claim { failure.asked_bytes } else { 0 });
     let beside = Some(beside).filter(|bytes| *bytes > 0);
     let beside = beside.map(|bytes| format!(" beside claims of {}", ByteSize(bytes))).unwrap_or_default();
-    let cached = Some(run).filter(|_| failure.is_claim).and_then(|run| cached(run, failure, claimed));
+    let cached = Some(run).filter(|_| failure.is_claim).and_then(|run| cached(trace, run, failure, claimed));
     format!(
         "It does not fit: at {} `{}` has no {asked}{what} left of {usable}{beside}; {mapped} are mapped, and {live} of \
          that live.{}",
@@ -94,14 +94,15 @@ fn fails(trace: &Trace, run: &Run, failure: Failure) -> String {
 }
 
 /// The call that makes way for claims, if what is cached suffices for them.
-fn cached(run: &Run, failure: Failure, claimed: u64) -> Option<String> {
+fn cached(trace: &Trace, run: &Run, failure: Failure, claimed: u64) -> Option<String> {
     let call = match run.setup.kind() {
         AllocatorKind::PyTorch => "torch.cuda.empty_cache()",
         AllocatorKind::Poorwill => "poorwill.trim()",
         // A pool of a sleep mode does not give back for either.
         AllocatorKind::Cumem | AllocatorKind::TorchMemorySaver => return None,
     };
-    let suffices = run.held_bytes.saturating_add(claimed) <= run.card.usable_bytes();
+    let (_, live_bytes) = claim::peak_with(&trace.claims, &trace.live_bytes());
+    let suffices = run.held_bytes.saturating_add(claimed).max(live_bytes) <= run.card.usable_bytes();
     let back = ByteSize(failure.at.mapped_bytes.saturating_sub(run.held_bytes));
     suffices.then(|| format!(" `{call}` before the claim gives {back} back, which suffices."))
 }

@@ -73,6 +73,7 @@ struct Head<'l> {
     poorwill_record: u64,
     #[serde(borrow)]
     allocator: Option<Cow<'l, str>>,
+    device: Option<usize>,
     card: Option<CardSizes>,
 }
 
@@ -248,6 +249,7 @@ impl Recording {
             budget_bytes: None,
         });
         let mut trace = self.builder.finish(Some(Recorded { settings, mapped_bytes, refused }));
+        trace.device = head.device;
         refusals.describe(&mut trace, card);
         Ok(trace)
     }
