@@ -23,13 +23,18 @@ pub(super) struct FilePlace {
 
 impl FilePlace {
     fn reserved_bytes(self) -> u64 {
-        self.bytes.next_multiple_of(ALIGN_BYTES)
+        reserved_for(self.bytes)
     }
 
     pub(super) fn part(self, offset: u64, bytes: u64) -> Option<Self> {
         let end = offset.checked_add(bytes)?;
         (end <= self.bytes).then_some(Self { offset: self.offset + offset, bytes })
     }
+}
+
+/// At least one block, so that no two places begin at one offset.
+fn reserved_for(bytes: u64) -> u64 {
+    bytes.max(1).next_multiple_of(ALIGN_BYTES)
 }
 
 #[derive(Debug)]
@@ -112,7 +117,7 @@ impl BackingFile {
         let place = {
             let mut space = self.lock();
             let used_bytes = space.used_bytes();
-            let reserved_bytes = bytes.next_multiple_of(ALIGN_BYTES);
+            let reserved_bytes = reserved_for(bytes);
             if let Some(limit_bytes) =
                 self.limit_bytes.filter(|limit| used_bytes.saturating_add(reserved_bytes) > *limit)
             {
@@ -122,7 +127,7 @@ impl BackingFile {
             let offset = space.take(reserved_bytes).ok_or_else(|| full("no file can be as long".into()))?;
             FilePlace { offset, bytes }
         };
-        let bytes = place.reserved_bytes().max(1);
+        let bytes = place.reserved_bytes();
         let reserve = || rustix::fs::fallocate(&self.plain, FallocateFlags::empty(), place.offset, bytes);
         match rustix::io::retry_on_intr(reserve) {
             // Where space cannot be reserved, writing finds out.
@@ -156,7 +161,7 @@ impl BackingFile {
     fn release(&self, place: FilePlace) {
         let whole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         // Before another can take it. Where this is refused, the file stays as long until it ends.
-        let _ = rustix::fs::fallocate(&self.plain, whole, place.offset, place.reserved_bytes().max(1));
+        let _ = rustix::fs::fallocate(&self.plain, whole, place.offset, place.reserved_bytes());
         let mut space = self.lock();
         let end = space.end();
         space.give_back(place.offset, place.reserved_bytes());

@@ -23,6 +23,7 @@ impl Space {
 
     /// The offset of `bytes` bytes that are now in use; `None` where a file cannot be as long.
     pub(super) fn take(&mut self, bytes: u64) -> Option<u64> {
+        debug_assert!(bytes > 0, "ranges without bytes would share their offset with the next");
         let fit = self.free.iter().find(|(_, free)| **free >= bytes).map(|(at, free)| (*at, *free));
         let at = match fit {
             Some((at, free)) => {

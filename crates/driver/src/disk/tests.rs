@@ -145,6 +145,26 @@ fn space_goes_back_to_the_file_system() {
 }
 
 #[test]
+fn a_write_of_no_bytes_leaves_its_neighbours_alone() {
+    for disk in all_disks() {
+        let before = disk.write(Arc::new(buffer(&[6; 4096], true))).wait().unwrap();
+        let empty = disk.write(Arc::new(buffer(&[], true))).wait().unwrap();
+        let behind = disk.write(Arc::new(buffer(&[7; 8192], true))).wait().unwrap();
+        assert_eq!(empty.bytes(), 0);
+        assert!(empty.read(0, buffer(&[], true)).wait().unwrap().is_empty());
+        assert!(empty.read(0, buffer(&[0], true)).wait().is_err(), "it leaves the stored bytes");
+        drop(empty);
+        disk.shared.file.give_back_leaving();
+        for (there, wanted) in [(&before, [6; 4096].to_vec()), (&behind, [7; 8192].to_vec())] {
+            let read = there.read(0, buffer(&vec![0; wanted.len()], true)).wait().unwrap();
+            assert!(*read == *wanted, "{:?}", disk.info());
+        }
+        drop((before, behind));
+        expect_used_bytes(&disk, 0);
+    }
+}
+
+#[test]
 fn a_folder_that_cannot_be_used_is_named() {
     let refused = FileDisk::open(&DiskConfig::in_folder("/nonexistent/folder")).unwrap_err().to_string();
     assert!(refused.contains("open a disk") && refused.contains("/nonexistent/folder"), "{refused}");
