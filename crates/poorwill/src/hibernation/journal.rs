@@ -1,7 +1,7 @@
 //! The journal on disk: a file for each set, written as a whole or not at all.
 //!
-//! A folder that is removed meanwhile is made again, and it is checked at each use. An entry that cannot be understood is
-//! set aside, and hinders no other.
+//! A folder that is removed meanwhile is made again, and it is checked at each use. What has an entry's name and cannot be
+//! read as one, a directory or a FIFO too, is set aside, and hinders no other.
 //!
 //! The promise needs an order, and no disk. An entry has its name before the first lock or restore that it is about, so that
 //! another caller finds it. It means nothing after the system's end, which ends its processes, too. So nothing waits for the
@@ -9,13 +9,15 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use poorwill_core::hibernation::plan::{Journal, JournalEntry, JournalError, ProcessKey};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +28,9 @@ use super::processes::Processes;
 use crate::private_folder;
 
 const EXTENSION: &str = "set";
+
+/// No entry is as large.
+const ENTRY_BYTES_MAX: u64 = 4 << 20;
 
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
 
@@ -89,7 +94,7 @@ impl JournalFolder {
         Ok(&self.folder)
     }
 
-    /// Entries that were not understood, under their new names.
+    /// Entries that were not understood: under their new names, or their own where they cannot be renamed.
     pub(super) fn set_aside(&self) -> Vec<PathBuf> {
         self.set_aside.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -123,15 +128,17 @@ impl JournalFolder {
             if path.extension().is_none_or(|extension| extension != EXTENSION) {
                 continue;
             }
-            match fs::read(&path) {
-                Ok(bytes) => match self.read(&bytes) {
-                    EntryFile::Here(record) => records.push((path, *record)),
-                    EntryFile::OfAnotherStart => drop(fs::remove_file(path)),
-                    EntryFile::Unreadable => self.put_aside(&path).map_err(|error| failed(&path, error))?,
-                },
+            let entry = match bytes_of(&path) {
+                Ok(bytes) => self.read(&bytes),
                 // Another caller has removed it.
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
-                Err(error) => return Err(failed(&path, error)),
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                Err(error) if is_of_caller(&error) => return Err(failed(&path, error)),
+                Err(_) => EntryFile::Unreadable,
+            };
+            match entry {
+                EntryFile::Here(record) => records.push((path, *record)),
+                EntryFile::OfAnotherStart => drop(fs::remove_file(path)),
+                EntryFile::Unreadable => self.put_aside(path),
             }
         }
         Ok(records)
@@ -149,14 +156,18 @@ impl JournalFolder {
             .map_or(EntryFile::Unreadable, |record| EntryFile::Here(Box::new(record)))
     }
 
-    fn put_aside(&self, path: &Path) -> io::Result<()> {
+    /// What cannot be renamed is skipped where it is.
+    fn put_aside(&self, path: PathBuf) {
         let aside = path.with_extension("unreadable");
-        match fs::rename(path, &aside) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-            renamed => renamed?,
+        let left = match fs::rename(&path, &aside) {
+            Ok(()) => aside,
+            Err(error) if error.kind() == ErrorKind::NotFound => return,
+            Err(_) => path,
+        };
+        let mut all = self.set_aside.lock().unwrap_or_else(PoisonError::into_inner);
+        if !all.contains(&left) {
+            all.push(left);
         }
-        self.set_aside.lock().unwrap_or_else(PoisonError::into_inner).push(aside);
-        Ok(())
     }
 
     fn path_of(&self, entry: &JournalEntry) -> PathBuf {
@@ -238,6 +249,25 @@ impl Journal for JournalFolder {
     }
 }
 
+/// Of a regular file of this user. A FIFO is not waited for, and no link is followed.
+fn bytes_of(path: &Path) -> io::Result<Vec<u8>> {
+    let flags = OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
+    let found = file.metadata()?;
+    if !found.is_file() || found.uid() != geteuid().as_raw() || found.len() > ENTRY_BYTES_MAX {
+        return Err(ErrorKind::InvalidData.into());
+    }
+    let mut bytes = Vec::new();
+    file.take(ENTRY_BYTES_MAX).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Whether this process lacks something, and the entry may be good.
+fn is_of_caller(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM))
+        || error.kind() == ErrorKind::OutOfMemory
+}
+
 fn default_folder() -> PathBuf {
     let runtime =
         std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|folder| folder.is_absolute());
@@ -260,9 +290,10 @@ fn make(folder: &Path) -> Result<(), HibernateError> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
     use poorwill_core::hibernation::plan::{SetPhase, SetProcess};
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     use super::*;
 
@@ -389,6 +420,54 @@ mod tests {
             assert!(!folder.path().join(ended).exists(), "{ended}: its system has ended");
         }
         assert_eq!(open(folder.path()).entries().unwrap(), [good]);
+    }
+
+    #[test]
+    fn what_is_no_file_of_ones_own_is_set_aside() {
+        let folder = tempfile::tempdir().unwrap();
+        let of = |name: &str| folder.path().join(name);
+        let journal = open(folder.path());
+        let good = entry(&[5], SetPhase::Hibernated);
+        journal.write(&good).unwrap();
+        fs::create_dir_all(of("directory.set/below")).unwrap();
+        mknodat(CWD, of("fifo.set"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        symlink("loop.set", of("loop.set")).unwrap();
+        symlink(journal.path_of(&good), of("link.set")).unwrap();
+        symlink("nowhere", of("dangling.set")).unwrap();
+        File::create(of("huge.set")).unwrap().set_len(1 << 40).unwrap();
+        fs::write(of("closed.set"), "{").unwrap();
+        fs::set_permissions(of("closed.set"), fs::Permissions::from_mode(0)).unwrap();
+        let mut aside = vec!["directory", "fifo", "loop", "link", "dangling", "huge", "closed"];
+        if geteuid().is_root() {
+            fs::copy(journal.path_of(&good), of("theirs.set")).unwrap();
+            chown(of("theirs.set"), Some(65534), None).unwrap();
+            aside.push("theirs");
+        }
+        // Its new name is taken by what cannot be replaced.
+        fs::create_dir(of("stays.set")).unwrap();
+        fs::write(of("stays.unreadable"), "").unwrap();
+        let mut wanted: Vec<PathBuf> =
+            aside.iter().map(|name| of(name).with_extension("unreadable")).collect();
+        wanted.push(of("stays.set"));
+        wanted.sort();
+        for _ in 0..2 {
+            assert_eq!(journal.entries().unwrap(), std::slice::from_ref(&good));
+            let mut found = journal.set_aside();
+            found.sort();
+            assert_eq!(found, wanted, "each once");
+        }
+        let later = open(folder.path());
+        assert_eq!((later.entries().unwrap(), later.set_aside()), (vec![good], vec![of("stays.set")]));
+    }
+
+    #[test]
+    fn an_entry_is_not_set_aside_for_what_this_process_lacks() {
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM] {
+            assert!(is_of_caller(&errno.into()), "{errno}");
+        }
+        for errno in [Errno::IO, Errno::ACCESS, Errno::LOOP, Errno::NXIO, Errno::ISDIR] {
+            assert!(!is_of_caller(&errno.into()), "{errno}");
+        }
     }
 
     #[test]
