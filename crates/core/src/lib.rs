@@ -14,6 +14,7 @@ pub mod decision;
 pub mod digest;
 pub mod driver;
 pub mod hibernation;
+mod per_process;
 pub mod pool;
 mod sync;
 pub mod tag;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use super::disk::{Disk, OnDisk};
 use super::footprint::{Footprint, Layout, Slot, granules};
+use super::on_disk::SizeOnDisk;
 use super::{BackupBuffer, StoredBytes};
 use crate::digest::Digest;
 use crate::driver::{
@@ -175,11 +176,11 @@ impl StoredBytes for HostBackupBuffer {
     fn spill(&self) -> Option<Pending<BackupBuffer>> {
         let disk = self.disk.as_ref()?;
         let (driver, layout) = (Arc::clone(&self.driver), self.layout.clone());
-        Some(
-            disk.write(Arc::clone(&self.buffer)).then(move |stored| {
-                Ok(BackupBuffer::new(DiskBackupBuffer { driver, stored: stored?, layout }))
-            }),
-        )
+        Some(disk.write(Arc::clone(&self.buffer)).then(move |stored| {
+            let stored = stored?;
+            let size = SizeOnDisk::new(Arc::clone(&driver), stored.bytes());
+            Ok(BackupBuffer::new(DiskBackupBuffer { driver, stored, layout, _size: size }))
+        }))
     }
 }
 
@@ -189,6 +190,7 @@ pub(super) struct DiskBackupBuffer {
     pub(super) driver: Arc<dyn Driver>,
     pub(super) stored: Arc<dyn OnDisk>,
     pub(super) layout: Layout,
+    _size: SizeOnDisk,
 }
 
 impl StoredBytes for DiskBackupBuffer {

@@ -1,18 +1,20 @@
 //! Backups in host memory of the device's driver.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::buffers::HostBackupBuffer;
-use super::{BackupBuffer, Backups, Compress, Disk, DiskInfo, Extent, Footprint};
+use super::{BackupBuffer, Backups, Compress, Disk, DiskInfo, Extent, Footprint, on_disk};
+use crate::bytes::ByteSize;
 use crate::codec;
-use crate::driver::{DeviceRange, Driver, DriverError, HostBuffer, Op, Pending, Result, StreamId};
+use crate::driver::{
+    DeviceRange, Driver, DriverError, DriverErrorKind, HostBuffer, Op, Pending, Result, StreamId,
+};
 
 /// One that is read, and one that is copied to the device.
 const RESERVED_BUFFERS: usize = 2;
 
-/// Backups in the driver's host memory, pinned where possible. With a disk, twice the largest buffer stays free, so
-/// that a wake can always read from there.
+/// Backups in the driver's host memory, pinned where possible. While some are on disk, twice the largest of these stays
+/// free, so that a wake can always read them.
 ///
 /// ```
 /// use poorwill::Device;
@@ -29,15 +31,13 @@ pub struct HostBackups {
     driver: Arc<dyn Driver>,
     compress: Compress,
     disk: Option<Arc<dyn Disk>>,
-    /// The largest buffer so far.
-    largest_bytes: AtomicU64,
 }
 
 impl HostBackups {
     /// In host memory of `driver`, raw.
     #[must_use]
     pub fn new(driver: Arc<dyn Driver>) -> Self {
-        Self { driver, compress: Compress::Off, disk: None, largest_bytes: AtomicU64::new(0) }
+        Self { driver, compress: Compress::Off, disk: None }
     }
 
     /// Sets whether they are stored as codes.
@@ -52,6 +52,27 @@ impl HostBackups {
     pub fn spilling_to(mut self, disk: impl Into<Option<Arc<dyn Disk>>>) -> Self {
         self.disk = disk.into();
         self
+    }
+
+    /// What is on disk comes back through a reserve. It is dropped at once, and stays free.
+    fn alloc_beside_reserve(&self, mut sizes: Vec<u64>) -> Result<Vec<Pending<HostBuffer>>> {
+        let Some(largest_bytes) = on_disk::largest_bytes(&self.driver) else {
+            return self.driver.host_alloc_all(&sizes);
+        };
+        let (count, bytes) = (sizes.len(), sizes.iter().sum());
+        sizes.extend([largest_bytes; RESERVED_BUFFERS]);
+        let mut buffers = self.driver.host_alloc_all(&sizes).map_err(|mut error| {
+            if let DriverErrorKind::OutOfHostMemory { reason, .. } = &mut error.kind {
+                let reserve = ByteSize(largest_bytes.saturating_mul(RESERVED_BUFFERS as u64));
+                *reason = format!(
+                    "{} for backups, and {reserve} to read others from disk: {reason}",
+                    ByteSize(bytes)
+                );
+            }
+            error
+        })?;
+        buffers.truncate(count);
+        Ok(buffers)
     }
 
     fn encodes(&self) -> bool {
@@ -96,16 +117,8 @@ impl Backups for HostBackups {
     }
 
     fn buffers(&self, footprints: &[Footprint]) -> Result<Vec<Pending<BackupBuffer>>> {
-        let mut sizes: Vec<u64> = footprints.iter().map(Footprint::bytes).collect();
-        let new_max_bytes = sizes.iter().copied().max().unwrap_or(0);
-        if self.disk.is_some() {
-            // What is on disk comes back through a reserve. It is dropped at once, and stays free.
-            let largest_bytes = self.largest_bytes.load(Ordering::Relaxed).max(new_max_bytes);
-            sizes.extend([largest_bytes; RESERVED_BUFFERS]);
-        }
-        let buffers = self.driver.host_alloc_all(&sizes)?.into_iter().zip(footprints);
-        // A refused request raises no reserve.
-        self.largest_bytes.fetch_max(new_max_bytes, Ordering::Relaxed);
+        let sizes: Vec<u64> = footprints.iter().map(Footprint::bytes).collect();
+        let buffers = self.alloc_beside_reserve(sizes)?.into_iter().zip(footprints);
         let buffer = |(buffer, footprint): (Pending<HostBuffer>, &Footprint)| {
             let (driver, disk) = (Arc::clone(&self.driver), self.disk.clone());
             let layout = footprint.layout.clone();

@@ -15,6 +15,7 @@ mod compress;
 mod disk;
 mod footprint;
 mod host;
+mod on_disk;
 
 use std::fmt;
 use std::ops::Deref;

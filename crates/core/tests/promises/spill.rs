@@ -7,8 +7,8 @@ use std::thread;
 use poorwill_core::backup::{Backups, Compress, Disk, Footprint, HostBackups};
 use poorwill_core::pool::{Corruption, Phase};
 use poorwill_core::{
-    Driver, DriverErrorKind, Level, Op, Pool, PoolConfig, PoolError, SleepRequest, Tag, TagState, Verify,
-    WakeRequest, chain,
+    ByteSize, Driver, DriverErrorKind, Level, Op, Pool, PoolConfig, PoolError, SleepRequest, Tag, TagState,
+    Verify, WakeRequest, chain,
 };
 use poorwill_driver::disk::{DiskConfig, DiskIo, FileDisk};
 use poorwill_driver::{HostConfig, HostDevice, HostMemoryConfig};
@@ -117,7 +117,8 @@ fn without_a_disk_nothing_is_spilled() {
     assert_eq!(pool.spill(None).unwrap(), 0, "nothing sleeps");
 }
 
-/// A host device whose host memory holds `granules` granules. Chunks of 4 make extents of 4, so 8 stay free.
+/// A host device whose host memory holds `granules` granules. Chunks of 4 make extents of 4: with one of these on disk, 8
+/// stay free.
 fn short_of_memory(granules: u64) -> Option<Arc<dyn Driver>> {
     if skipped_unless(|kind| kind == DeviceKind::Host, "the host memory of another device has no limit here")
     {
@@ -142,7 +143,7 @@ fn pressure_moves_the_longest_sleepers_out() {
         .collect();
     let granule = tenants[0].granule();
     let on_disk = |nth: usize| tenants[nth].pool.stats().unwrap().backup_disk_bytes / granule;
-    for (nth, wanted) in [[0, 0, 0, 0], [0, 0, 0, 0], [10, 0, 0, 0], [10, 10, 0, 0]].into_iter().enumerate() {
+    for (nth, wanted) in [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [10, 10, 0, 0]].into_iter().enumerate() {
         tenants[nth].pool.sleep(&all()).unwrap();
         assert_eq!([0, 1, 2, 3].map(on_disk), wanted, "after {nth} fell asleep");
     }
@@ -152,17 +153,47 @@ fn pressure_moves_the_longest_sleepers_out() {
     }
 }
 
+/// A storage, its disk, and one that shares its driver.
+fn storages(driver: &Arc<dyn Driver>) -> [HostBackups; 2] {
+    let disk: Arc<dyn Disk> = Arc::new(TestDisk::new(1 << 30, |_| false));
+    [(); 2].map(|()| HostBackups::new(Arc::clone(driver)).spilling_to(Arc::clone(&disk)))
+}
+
 #[test]
-fn a_refused_request_keeps_nothing_free() {
+fn with_a_disk_all_fits_that_fits_without() {
     let Some(driver) = short_of_memory(20) else { return };
     let granule = driver.info().granule_bytes;
-    let disk: Arc<dyn Disk> = Arc::new(TestDisk::new(1 << 30, |_| false));
-    let backups = HostBackups::new(driver).spilling_to(disk);
+    let [backups, _] = storages(&driver);
     assert!(backups.buffers(&[Footprint::raw(40 * granule)]).is_err());
-    let two = [4, 4].map(|granules| Footprint::raw(granules * granule));
-    assert_eq!(backups.buffers(&two).unwrap().len(), 2, "and 8 stay free");
-    let four = [4; 4].map(|granules| Footprint::raw(granules * granule));
-    assert!(backups.buffers(&four).is_err(), "only 4 would stay free");
+    let large = backups.buffers(&[Footprint::raw(16 * granule)]).unwrap();
+    drop(large);
+    let small = backups.buffers(&vec![Footprint::raw(granule); 20]).unwrap();
+    assert_eq!(small.len(), 20, "what is gone keeps nothing free");
+}
+
+#[test]
+fn what_is_on_disk_now_keeps_twice_its_largest_free() {
+    let Some(driver) = short_of_memory(20) else { return };
+    let granule = driver.info().granule_bytes;
+    let [backups, other] = storages(&driver);
+    let spilled = |granules: u64| {
+        let mut made = backups.buffers(&[Footprint::raw(granules * granule)]).unwrap();
+        made.pop().unwrap().wait().unwrap().spill().unwrap().wait().unwrap()
+    };
+    let fits = |storage: &HostBackups, granules: u64| storage.buffers(&[Footprint::raw(granules * granule)]);
+    let (small, large) = (spilled(2), spilled(6));
+    for storage in [&backups, &other] {
+        drop(fits(storage, 8).unwrap());
+        let refused = fits(storage, 9).unwrap_err();
+        let [asked, reserve] = [9, 12].map(|granules| ByteSize(granules * granule).to_string());
+        let wanted = format!("{asked} for backups, and {reserve} to read others from disk");
+        assert!(refused.to_string().contains(&wanted), "{refused}");
+    }
+    drop(large);
+    drop(fits(&other, 16).unwrap());
+    assert!(fits(&backups, 17).is_err());
+    drop(small);
+    drop(fits(&backups, 20).unwrap());
 }
 
 /// A write to disk takes long enough for its tag to wake, change and sleep again.
@@ -269,6 +300,23 @@ fn a_full_disk_loses_nothing() {
         tenant.pool.wake(&WakeRequest::all()).unwrap();
     }
     [first, second, third].iter().for_each(Tenant::verify);
+}
+
+#[test]
+fn a_full_disk_of_another_pool_hinders_none() {
+    let (Some(theirs), Some(driver)) = (short_of_memory(20), short_of_memory(20)) else { return };
+    let full = Arc::new(TestDisk::new(1, |_| false));
+    let mut other = Tenant::new(&pool(&theirs, Compress::Off, full as Arc<dyn Disk>), 3);
+    other.load(10 * other.granule(), &Tag::weights());
+    other.pool.sleep(&all()).unwrap();
+    let disk = Arc::new(TestDisk::new(1 << 30, |_| false));
+    let mut tenant = Tenant::new(&pool(&driver, Compress::Off, disk as Arc<dyn Disk>), 5);
+    tenant.load(40 * tenant.granule(), &Tag::weights());
+    tenant.pool.sleep(&all()).unwrap();
+    for tenant in [&tenant, &other] {
+        tenant.pool.wake(&WakeRequest::all()).unwrap();
+        tenant.verify();
+    }
 }
 
 #[test]

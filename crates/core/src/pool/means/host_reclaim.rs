@@ -12,12 +12,12 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::spill::Spilled;
 use crate::driver::{DriverError, DriverErrorKind};
+use crate::per_process::{FORKS, PerProcess};
 use crate::pool::shared::{Shared, SharedAccess, Starving};
 use crate::pool::state::PoolState;
 use crate::pool::tools::deadline::Deadline;
 use crate::pool::tools::error::{PoolError, Result};
 use crate::pool::tools::keys::TagKey;
-use crate::pool::tools::per_process::{FORKS, PerProcess};
 use crate::tag::{Tag, TagState};
 
 const DROP: &str = "drop backups";

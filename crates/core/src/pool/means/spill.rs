@@ -116,14 +116,24 @@ impl Shared {
     }
 }
 
+/// A disk that fails ends what its pool moves, and nothing of the others.
 fn spill_all(mut sleepers: Vec<Sleeper<'_>>, bytes: u64) -> Spilled {
     sleepers.sort_by_key(|sleeper| sleeper.number);
-    let mut spilled = Spilled::default();
+    let (mut all, mut failing) = (Spilled::default(), Vec::<&Shared>::new());
     for Sleeper { pool, tag, number } in sleepers {
-        if spilled.bytes >= bytes || spilled.failed.is_some() {
+        if all.bytes >= bytes {
             break;
         }
-        pool.spill_tag(tag, bytes - spilled.bytes, number == FALLING, &mut spilled);
+        if failing.iter().any(|other| std::ptr::eq(*other, pool)) {
+            continue;
+        }
+        let mut spilled = Spilled::default();
+        pool.spill_tag(tag, bytes - all.bytes, number == FALLING, &mut spilled);
+        all.bytes += spilled.bytes;
+        if let Some(error) = spilled.failed {
+            failing.push(pool);
+            all.failed.get_or_insert(error);
+        }
     }
-    spilled
+    all
 }

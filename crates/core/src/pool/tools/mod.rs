@@ -12,7 +12,6 @@ pub(super) mod handover;
 pub(super) mod keys;
 pub(super) mod loss_ranges;
 pub(super) mod mapping;
-pub(super) mod per_process;
 pub(super) mod report;
 pub(super) mod shape;
 pub(super) mod tag_lock;

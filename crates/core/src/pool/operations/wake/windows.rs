@@ -5,7 +5,7 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::pool::tools::per_process::{FORKS, PerProcess};
+use crate::per_process::{FORKS, PerProcess};
 
 /// The longest wait without a release.
 const STALL_MAX: Duration = Duration::from_secs(30);

@@ -7,23 +7,23 @@ use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Nested forks that each use their value, until one shares that of an ancestor.
-pub(in crate::pool) const FORKS: usize = 64;
+pub(crate) const FORKS: usize = 64;
 
 const NUMBER_BITS: u32 = 32;
 
 #[derive(Debug)]
-pub(in crate::pool) struct PerProcess<T> {
+pub(crate) struct PerProcess<T> {
     values: [T; FORKS],
     /// Upper bits: the id of the owning process. Lower bits: the index of its value.
     current: AtomicU64,
 }
 
 impl<T> PerProcess<T> {
-    pub(in crate::pool) const fn new(values: [T; FORKS]) -> Self {
+    pub(crate) const fn new(values: [T; FORKS]) -> Self {
         Self { values, current: AtomicU64::new(0) }
     }
 
-    pub(in crate::pool) fn here(&self) -> &T {
+    pub(crate) fn here(&self) -> &T {
         self.of(process::id())
     }
 
