@@ -361,8 +361,7 @@ impl PoolState {
 
     /// Memory that a failed undo has left in sleeping tags, whose bytes are elsewhere.
     pub(super) fn leftovers(&self) -> impl Iterator<Item = Mapping> + '_ {
-        let tags = self.tags.iter().filter(|(_, entry)| entry.has_leftovers());
-        let segments = tags.flat_map(|(tag, _)| self.heap.segments().of_tag(tag));
+        let segments = self.tags.with_leftovers().flat_map(|tag| self.heap.segments().of_tag(tag));
         segments.flat_map(move |(key, segment)| {
             let held = segment.chunks().filter(|(_, chunk)| chunk.backing != Backing::Absent);
             held.filter_map(move |(at, _)| self.heap.segments().mapping((key, at)))

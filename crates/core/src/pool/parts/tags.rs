@@ -3,7 +3,7 @@
 //! Tags are found by name in constant time, and forgotten when nothing is known of them. [`TagKey`] says how
 //! to keep a key valid.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use slotmap::SlotMap;
@@ -29,6 +29,8 @@ pub(in crate::pool) struct Tags {
     /// Found last, and likely to be looked up next.
     recent: TagKey,
     built_in: Vec<TagKey>,
+    /// All [with leftovers](TagEntry::has_leftovers), and some that had some.
+    left: BTreeSet<TagKey>,
     pins: usize,
     sweep_above: usize,
 }
@@ -86,8 +88,10 @@ enum Residence {
 
 impl Tags {
     pub(in crate::pool) fn new(built_in: impl IntoIterator<Item = Tag>) -> Self {
-        let (entries, keys, recent, pins) = Default::default();
-        let mut tags = Self { entries, keys, recent, built_in: Vec::new(), pins, sweep_above: SWEEP_MIN };
+        let (entries, keys, recent, left, pins) = Default::default();
+        let built_in_keys = Vec::new();
+        let mut tags =
+            Self { entries, keys, recent, built_in: built_in_keys, left, pins, sweep_above: SWEEP_MIN };
         tags.built_in = built_in.into_iter().map(|tag| tags.add(&tag)).collect();
         tags
     }
@@ -154,6 +158,28 @@ impl Tags {
         }
         self.sweep_above = self.entries.len() + self.entries.len().max(SWEEP_MIN).max(spare);
         unused
+    }
+
+    /// Memory of these tags, which sleep, may be mapped though nothing uses it.
+    pub(in crate::pool) fn note_leftovers(&mut self, keys: &[TagKey]) {
+        for key in keys {
+            if let Residence::Asleep { leftovers, .. } = &mut self.entries[*key].residence {
+                *leftovers = true;
+            }
+        }
+        self.left.extend(keys);
+        let entries = &self.entries;
+        self.left.retain(|key| entries.get(*key).is_some_and(TagEntry::may_have_leftovers));
+    }
+
+    /// Those with leftovers, in order of their keys.
+    pub(in crate::pool) fn with_leftovers(&self) -> impl Iterator<Item = TagKey> + '_ {
+        let has_some = |key: &TagKey| self.entries.get(*key).is_some_and(TagEntry::has_leftovers);
+        debug_assert!(
+            self.iter().all(|(key, entry)| !entry.has_leftovers() || self.left.contains(&key)),
+            "one is missing"
+        );
+        self.left.iter().copied().filter(has_some)
     }
 
     /// Each once, by name.
@@ -333,15 +359,13 @@ impl TagEntry {
         undefined.is_some_and(|undefined| !undefined.is_nothing())
     }
 
-    pub(in crate::pool) fn note_leftovers(&mut self) {
-        if let Residence::Asleep { leftovers, .. } = &mut self.residence {
-            *leftovers = true;
-        }
+    fn may_have_leftovers(&self) -> bool {
+        matches!(self.residence, Residence::Asleep { leftovers: true, .. })
     }
 
     /// Whether memory may be mapped that nothing uses: it sleeps, under no exclusive access.
-    pub(in crate::pool) fn has_leftovers(&self) -> bool {
-        matches!(self.residence, Residence::Asleep { leftovers: true, .. }) && !self.tag_lock.is_closed()
+    fn has_leftovers(&self) -> bool {
+        self.may_have_leftovers() && !self.tag_lock.is_closed()
     }
 
     pub(in crate::pool) fn is_taken(&self) -> bool {

@@ -182,7 +182,7 @@ impl Shared {
         let mut state = self.lock_state();
         state.heap_mut().segments_mut().store(&plan.mappings);
         if left {
-            plan.tags.iter().for_each(|tag| state.tags_mut().get_mut(*tag).note_leftovers());
+            state.tags_mut().note_leftovers(&plan.tags);
         }
         is_settled
     }

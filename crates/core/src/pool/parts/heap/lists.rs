@@ -16,6 +16,8 @@ use crate::pool::tools::keys::{BlockKey, ListKey, TagKey};
 pub(super) struct FreeLists {
     stream_lists: StreamLists,
     tags: SecondaryMap<TagKey, TagLists>,
+    /// Tags with free blocks that hold a granule.
+    with_granules: BTreeSet<TagKey>,
     unmap_failed: Vec<BlockKey>,
     /// First addresses of segments that may be wholly unmapped.
     emptied: Vec<u64>,
@@ -27,6 +29,8 @@ pub(super) struct TagLists {
     stream_lists: BTreeSet<ListKey>,
     large: BTreeSet<(u64, BlockKey)>,
     unmapped: BTreeSet<(u64, BlockKey)>,
+    /// Small and large blocks that hold a granule.
+    granule_blocks: usize,
     /// Whether a chunk larger than a granule may lie in several blocks, or in a small one.
     has_cut_chunks: bool,
     /// Whether its memory has to stay where it is.
@@ -78,8 +82,9 @@ impl FreeLists {
         self.tags[tag].is_pinned = is_pinned;
     }
 
-    pub(super) fn tags(&self) -> impl Iterator<Item = (TagKey, &TagLists)> {
-        self.tags.iter()
+    /// Those with free blocks that hold a granule, in order of their keys.
+    pub(super) fn tags_with_granules(&self) -> impl Iterator<Item = (TagKey, &TagLists)> {
+        self.with_granules.iter().map(|tag| (*tag, &self.tags[*tag]))
     }
 
     pub(super) fn list(&self, key: ListKey) -> &StreamList {
@@ -119,9 +124,17 @@ impl FreeLists {
         emptied
     }
 
-    pub(super) fn insert(&mut self, blocks: &mut Blocks, key: BlockKey) {
+    pub(super) fn insert(&mut self, blocks: &mut Blocks, key: BlockKey, holds_granule: bool) {
         let block = blocks[key];
         let (list, bytes) = (block.list, block.bytes());
+        if holds_granule {
+            let tag = self.list(list).tag();
+            let count = &mut self.tags[tag].granule_blocks;
+            *count += 1;
+            if *count == 1 {
+                self.with_granules.insert(tag);
+            }
+        }
         match blocks.kind(key) {
             HeapBlockKind::Small => self.stream_lists.small_mut(list).insert(blocks, key),
             HeapBlockKind::Large => drop(self.of_list(list).large.insert((bytes, key))),
@@ -136,8 +149,16 @@ impl FreeLists {
         }
     }
 
-    pub(super) fn remove(&mut self, blocks: &mut Blocks, key: BlockKey) {
+    pub(super) fn remove(&mut self, blocks: &mut Blocks, key: BlockKey, holds_granule: bool) {
         let (list, bytes) = (blocks[key].list, blocks[key].bytes());
+        if holds_granule {
+            let tag = self.list(list).tag();
+            let count = &mut self.tags[tag].granule_blocks;
+            *count -= 1;
+            if *count == 0 {
+                self.with_granules.remove(&tag);
+            }
+        }
         match blocks.kind(key) {
             HeapBlockKind::Small => self.stream_lists.small_mut(list).remove(blocks, key),
             HeapBlockKind::Large => drop(self.of_list(list).large.remove(&(bytes, key))),

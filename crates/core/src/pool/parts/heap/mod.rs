@@ -219,11 +219,18 @@ impl Heap {
     }
 
     fn link(&mut self, key: BlockKey) {
-        self.lists.insert(&mut self.blocks, key);
+        let holds_granule = self.is_free_with_granule(key);
+        self.lists.insert(&mut self.blocks, key, holds_granule);
     }
 
     fn unlink(&mut self, key: BlockKey) {
-        self.lists.remove(&mut self.blocks, key);
+        let holds_granule = self.is_free_with_granule(key);
+        self.lists.remove(&mut self.blocks, key, holds_granule);
+    }
+
+    fn is_free_with_granule(&self, key: BlockKey) -> bool {
+        let is_free = matches!(self.blocks.kind(key), HeapBlockKind::Small | HeapBlockKind::Large);
+        is_free && self.holds_chunk(&self.blocks[key])
     }
 
     /// Frees an unlinked block, joined with its neighbours. Returns the joined block.

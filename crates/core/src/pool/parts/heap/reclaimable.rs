@@ -37,7 +37,7 @@ impl Heap {
         let waiting = self.deferred.blocks().map(|key| &self.blocks[key]);
         let waiting = waiting.filter(|block| !self.is_pinned(self.tag_of_list(block.list)));
         reclaimable.pending_bytes += waiting.map(|block| block.bytes() / granule * granule).sum::<u64>();
-        let pinned = self.lists.tags().filter(|(_, lists)| lists.is_pinned());
+        let pinned = self.lists.tags_with_granules().filter(|(_, lists)| lists.is_pinned());
         reclaimable.pinned_bytes = pinned.map(|(tag, _)| self.reclaimable_bytes_of(tag)).sum();
         reclaimable
     }
@@ -143,7 +143,8 @@ impl Heap {
     }
 
     fn of_reclaimable_tags<'a>(&'a self, ready: Ready<'a>) -> impl Iterator<Item = &'a TagLists> + 'a {
-        let tags = self.lists.tags().filter(move |(tag, lists)| ready(*tag) && !lists.is_pinned());
+        let tags =
+            self.lists.tags_with_granules().filter(move |(tag, lists)| ready(*tag) && !lists.is_pinned());
         tags.map(|(_, lists)| lists)
     }
 
@@ -163,7 +164,157 @@ impl Heap {
 
     /// Whether any whole granule lies in a free block.
     pub(super) fn holds_chunk(&self, block: &HeapBlock) -> bool {
-        let (start, end) = self.whole_granules(block);
+        let (start, end) =
+            if block.bytes() < self.shape.granule_bytes { (0, 0) } else { self.whole_granules(block) };
         start < end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use slotmap::SlotMap;
+
+    use super::super::blocks::HeapBlockKind;
+    use super::*;
+    use crate::driver::{DeviceRange, EventId, StreamId};
+    use crate::pool::tools::handle::BlockId;
+    use crate::pool::tools::shape::Shape;
+    use crate::pool::tools::units::UNIT_BYTES;
+
+    const GRANULE: u64 = 64 << 10;
+    const CHUNK: u64 = 4 * GRANULE;
+
+    struct Model {
+        heap: Heap,
+        tags: Vec<TagKey>,
+        live: Vec<(BlockId, DeviceRange)>,
+        next_addr: u64,
+    }
+
+    impl Model {
+        fn new(tags: usize) -> Self {
+            let shape = Shape {
+                granule_bytes: GRANULE,
+                chunk_bytes: CHUNK,
+                span_bytes: CHUNK,
+                segment_bytes: 2 * CHUNK,
+                total_bytes: u64::MAX,
+                limit_bytes: None,
+                keep_backups: false,
+            };
+            let (mut heap, mut keys) = (Heap::new(shape, 1), SlotMap::<TagKey, ()>::with_key());
+            let tags: Vec<TagKey> = (0..tags).map(|_| keys.insert(())).collect();
+            tags.iter().for_each(|tag| heap.add_tag(*tag));
+            Self { heap, tags, live: Vec::new(), next_addr: 16 * CHUNK }
+        }
+
+        fn alloc(&mut self, tag: TagKey, stream: u64, bytes: u64) {
+            let stream = StreamId(stream);
+            let list = self.heap.find_list(tag, stream);
+            let list = list.unwrap_or_else(|| self.heap.make_list(tag, stream).unwrap());
+            if let Some(ready) = self.heap.ready_candidate(tag, list, bytes, UNIT_BYTES) {
+                self.live.push(self.heap.take(&ready, list, bytes, bytes));
+                return;
+            }
+            let candidate = loop {
+                if let Some(found) = self.heap.cheapest_candidate(tag, list, bytes, UNIT_BYTES) {
+                    break found;
+                }
+                let reserved = bytes.next_multiple_of(2 * CHUNK);
+                self.heap.add_segment(tag, list, DeviceRange::new(self.next_addr, reserved));
+                self.next_addr += reserved + CHUNK;
+            };
+            let placement = self.heap.occupy(&candidate, list, bytes, CHUNK);
+            self.live.push(self.heap.finish(&placement, list, bytes));
+        }
+
+        fn pass(&mut self) {
+            let clocks = self.heap.clocks_mut();
+            for due in clocks.begin() {
+                clocks.recorded(due, EventId(1));
+                clocks.pass(due.clock, due.epoch);
+            }
+        }
+
+        /// By all blocks of all segments.
+        fn walk(&self, ready: Ready<'_>) -> (BTreeSet<TagKey>, Reclaimable) {
+            let (mut tags, mut sums) = (BTreeSet::new(), Reclaimable::default());
+            for (_, segment) in self.heap.segments.iter() {
+                let tag = segment.tag();
+                for (kind, block) in self.heap.walk(segment) {
+                    let (start, end) = self.heap.whole_granules(block);
+                    if !matches!(kind, HeapBlockKind::Small | HeapBlockKind::Large) || start == end {
+                        continue;
+                    }
+                    tags.insert(tag);
+                    let is_pinned = self.heap.is_pinned(tag);
+                    let sum = match (is_pinned, ready(tag), self.heap.is_complete(block)) {
+                        (true, ..) => &mut sums.pinned_bytes,
+                        (false, false, _) => continue,
+                        (false, true, true) => &mut sums.stream_safe_bytes,
+                        (false, true, false) => &mut sums.pending_bytes,
+                    };
+                    *sum += end - start;
+                }
+            }
+            (tags, sums)
+        }
+    }
+
+    #[test]
+    fn what_is_reclaimable_is_what_a_walk_of_all_blocks_finds() {
+        let (mut random, mut seen) = (fastrand::Rng::with_seed(11), 0);
+        let mut model = Model::new(6);
+        let asleep = model.tags[5];
+        let ready = |tag: TagKey| tag != asleep;
+        for _ in 0..20_000 {
+            let tag = model.tags[random.usize(..6)];
+            match random.u32(..16) {
+                0..6 if model.live.len() < 60 => {
+                    let most = if random.bool() { GRANULE / UNIT_BYTES } else { 3 * CHUNK / UNIT_BYTES };
+                    model.alloc(tag, random.u64(..3), random.u64(1..=most) * UNIT_BYTES);
+                }
+                6..11 if !model.live.is_empty() => {
+                    let (id, _) = model.live.swap_remove(random.usize(..model.live.len()));
+                    model.heap.free("free", id).unwrap();
+                }
+                11 if !model.live.is_empty() => {
+                    let (id, range) = model.live.swap_remove(random.usize(..model.live.len()));
+                    let units = range.bytes / UNIT_BYTES;
+                    let (from, to) = (random.u64(..units), random.u64(1..=units));
+                    let [from, to] = [from.min(to - 1), to].map(|unit| range.addr + unit * UNIT_BYTES);
+                    let (part, rest) = model.heap.cut("cut", id, DeviceRange::new(from, to - from)).unwrap();
+                    model.live.extend(rest.iter().map(|block| (block.id, block.range)));
+                    model.heap.free("free", part).unwrap();
+                }
+                12 => model.pass(),
+                13 => model.heap.steal_bytes(&ready, random.u64(..CHUNK), &mut Vec::new()),
+                14 => model.heap.set_pinned(tag, random.bool()),
+                _ => model.heap.join_lists(),
+            }
+            let (tags, sums) = model.walk(&ready);
+            let kept: BTreeSet<TagKey> = model.heap.lists.tags_with_granules().map(|(tag, _)| tag).collect();
+            assert_eq!((kept, model.heap.reclaimable(&ready)), (tags, sums));
+            seen +=
+                usize::from(sums.stream_safe_bytes > 0 && sums.pending_bytes > 0 && sums.pinned_bytes > 0);
+        }
+        assert!(seen > 500, "{seen} states had all three");
+    }
+
+    #[test]
+    fn tags_without_free_granules_are_not_visited() {
+        let mut model = Model::new(300);
+        for tag in model.tags.clone() {
+            model.alloc(tag, 0, 2048);
+            assert_eq!(model.heap.lists.tags_with_granules().count(), 0, "and each but the first has others");
+        }
+        let blocks = std::mem::take(&mut model.live);
+        for (nth, (id, _)) in blocks.into_iter().enumerate() {
+            model.heap.free("free", id).unwrap();
+            assert_eq!(model.heap.lists.tags_with_granules().count(), nth + 1);
+        }
+        model.pass();
+        model.heap.steal_bytes(&|_| true, u64::MAX, &mut Vec::new());
+        assert_eq!(model.heap.lists.tags_with_granules().count(), 0);
     }
 }
