@@ -25,7 +25,7 @@ use super::place::RankPlace;
 use super::protocol::{GroupOp, Participant, RankState, Refusal};
 use super::rank::{Rank, RankOutcome, StageError, StagedRank};
 
-/// More callers at once are sent away.
+/// For one more, the oldest outside the turn is hung up on.
 const CALLERS_MAX: usize = 32;
 
 /// A pause after a connection that could not be accepted, as with too many open files.
@@ -76,9 +76,24 @@ struct ServingState {
     participant: Participant,
     /// Of its turn.
     decision: Option<Arc<FileDecision>>,
-    callers: Vec<(u64, UnixStream)>,
+    /// The oldest first.
+    callers: Vec<Caller>,
     callers_ever: u64,
     is_closing: bool,
+}
+
+struct Caller {
+    id: u64,
+    stream: UnixStream,
+    /// As of its session.
+    staged: Option<Arc<FileDecision>>,
+}
+
+/// What one caller asks, one call after the other.
+struct Session {
+    caller: u64,
+    /// The decision that it has staged last.
+    staged: Option<Arc<FileDecision>>,
 }
 
 impl RankServer {
@@ -166,18 +181,17 @@ impl Serving {
         let id = {
             let mut state = self.lock();
             if state.callers.len() >= CALLERS_MAX {
-                let why = format!("{CALLERS_MAX} callers are connected already: end some");
-                let _ = send(&caller, &Answer::Refused { why });
-                return None;
+                state.hang_up_on_oldest();
             }
             state.callers_ever += 1;
             let id = state.callers_ever;
-            state.callers.push((id, caller.try_clone().ok()?));
+            state.callers.push(Caller { id, stream: caller.try_clone().ok()?, staged: None });
             id
         };
+        self.changed.notify_all();
         let serving = Arc::clone(self);
         let started = thread::Builder::new().name("poorwill-rank-call".into()).spawn(move || {
-            serving.serve(&caller);
+            serving.serve(&caller, id);
             serving.forget_caller(id);
         });
         if started.is_err() {
@@ -187,27 +201,27 @@ impl Serving {
     }
 
     fn forget_caller(&self, id: u64) {
-        self.lock().callers.retain(|(known, _)| *known != id);
+        self.lock().callers.retain(|caller| caller.id != id);
     }
 
     fn close(&self) {
         let mut state = self.lock();
         state.is_closing = true;
-        for (_, caller) in &state.callers {
-            let _ = caller.shutdown(Shutdown::Both);
+        for caller in &state.callers {
+            let _ = caller.stream.shutdown(Shutdown::Both);
         }
         drop(state);
         self.changed.notify_all();
     }
 
-    fn serve(self: &Arc<Self>, caller: &UnixStream) {
-        let mut staged = None;
+    fn serve(self: &Arc<Self>, caller: &UnixStream, id: u64) {
+        let mut session = Session { caller: id, staged: None };
         let mut lines = Lines::new(REQUEST_BYTES_MAX);
         loop {
             let (answer, is_last) = match lines.next(&mut &*caller) {
                 Ok(None) => break,
                 Ok(Some(line)) => {
-                    let answer = read(&line).map_or_else(refused, |call| self.answer(call, &mut staged));
+                    let answer = read(&line).map_or_else(refused, |call| self.answer(call, &mut session));
                     (answer, false)
                 }
                 // The next line cannot be found.
@@ -218,12 +232,12 @@ impl Serving {
                 break;
             }
         }
-        if let Some(decision) = staged {
+        if let Some(decision) = session.staged {
             self.abandon(&decision);
         }
     }
 
-    fn answer(self: &Arc<Self>, call: Call, staged: &mut Option<Arc<FileDecision>>) -> Answer {
+    fn answer(self: &Arc<Self>, call: Call, session: &mut Session) -> Answer {
         match call {
             Call::Status => Answer::Status(self.status()),
             Call::Sleep { level, stage } => {
@@ -232,20 +246,20 @@ impl Serving {
                     2 => Level::Two,
                     other => return refused(format!("level {other}: a sleep has level 1 or 2")),
                 };
-                self.stage(GroupOp::Sleep, &stage, staged, |wait_max, decision, undo_after| {
+                self.stage(GroupOp::Sleep, &stage, session, |wait_max, decision, undo_after| {
                     let mut request = SleepRequest::all(level).choosing(stage.tags()?);
                     request.wait_max = wait_max;
                     self.does.stage_sleep(&request, decision, undo_after)
                 })
             }
             Call::Wake { stage } => {
-                self.stage(GroupOp::Wake, &stage, staged, |wait_max, decision, undo_after| {
+                self.stage(GroupOp::Wake, &stage, session, |wait_max, decision, undo_after| {
                     let mut request = WakeRequest::all().choosing(stage.tags()?);
                     request.wait_max = wait_max;
                     self.does.stage_wake(&request, decision, undo_after)
                 })
             }
-            Call::Decided { decision } => self.outcome(&decision),
+            Call::Decided { decision } => self.outcome(&decision, session.caller),
         }
     }
 
@@ -253,7 +267,7 @@ impl Serving {
         self: &Arc<Self>,
         op: GroupOp,
         call: &StageCall,
-        staged: &mut Option<Arc<FileDecision>>,
+        session: &mut Session,
         stage: impl FnOnce(
             Option<Duration>,
             Arc<dyn Decision>,
@@ -272,10 +286,10 @@ impl Serving {
             Ok(decision) => Arc::new(decision),
             Err(error) => return refused(chain(&error)),
         };
-        if let Err(answer) = self.begin_turn(op, &decision) {
+        if let Err(answer) = self.begin_turn(op, &decision, session.caller) {
             return answer;
         }
-        *staged = Some(Arc::clone(&decision));
+        session.staged = Some(Arc::clone(&decision));
         let register: Arc<dyn Decision> = Arc::clone(&decision) as _;
         let made = catch_unwind(AssertUnwindSafe(|| stage(wait_max, register, undo_after)));
         let made = made.unwrap_or_else(|_| Err("it panicked; its process has the message".into()));
@@ -301,7 +315,7 @@ impl Serving {
         }
     }
 
-    fn begin_turn(&self, op: GroupOp, decision: &Arc<FileDecision>) -> Result<(), Answer> {
+    fn begin_turn(&self, op: GroupOp, decision: &Arc<FileDecision>, caller: u64) -> Result<(), Answer> {
         let mut state = self.lock();
         // Read under the lock, so that no other turn ends in between.
         let found = decision.verdict().map_err(|error| refused(error.to_string()))?;
@@ -311,6 +325,8 @@ impl Serving {
             _ => refused(refusal.to_string()),
         })?;
         state.decision = Some(Arc::clone(decision));
+        let caller = state.callers.iter_mut().find(|known| known.id == caller);
+        caller.into_iter().for_each(|known| known.staged = Some(Arc::clone(decision)));
         Ok(())
     }
 
@@ -332,13 +348,16 @@ impl Serving {
         self.changed.notify_all();
     }
 
-    fn outcome(&self, decision: &Path) -> Answer {
+    fn outcome(&self, decision: &Path, caller: u64) -> Answer {
         let mut state = self.lock();
         loop {
             match state.participant.outcome(&id_of(decision)) {
                 Err(refusal) => return refused(refusal.to_string()),
                 Ok(Some(outcome)) => return Answer::Ended(outcome.clone()),
                 Ok(None) if state.is_closing => return refused("the rank stops serving"),
+                Ok(None) if state.callers.iter().all(|known| known.id != caller) => {
+                    return refused("the caller gave way to another");
+                }
                 Ok(None) => {}
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -366,6 +385,26 @@ impl Serving {
             state: state.participant.state(),
             problem: decision.and_then(|decision| decision.verdict().err()).map(|error| error.to_string()),
         }
+    }
+}
+
+impl ServingState {
+    /// First of those that have staged nothing, then of those whose turn is over.
+    fn hang_up_on_oldest(&mut self) {
+        let has_staged_nothing = |caller: &Caller| caller.staged.is_none();
+        let oldest = self.callers.iter().position(has_staged_nothing);
+        // One turn at a time: there is another.
+        let oldest = oldest.or_else(|| self.callers.iter().position(|caller| !self.is_in_turn(caller)));
+        if let Some(oldest) = oldest {
+            let _ = self.callers.remove(oldest).stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Whether what it has staged waits for its verdict, or is carried out.
+    fn is_in_turn(&self, caller: &Caller) -> bool {
+        let is_same = |(staged, decision): (&Arc<_>, &Arc<_>)| Arc::ptr_eq(staged, decision);
+        self.participant.state() != RankState::Idle
+            && caller.staged.as_ref().zip(self.decision.as_ref()).is_some_and(is_same)
     }
 }
 

@@ -190,6 +190,69 @@ fn bad_requests_are_one_sentence_and_the_rank_serves_on() {
     scene.assert_asleep();
 }
 
+/// So many callers that a rank hangs up on the oldest.
+const MANY: usize = 40;
+
+fn idle(socket: &Path) -> Vec<Caller> {
+    let served = |_| {
+        let mut caller = Caller::of(socket);
+        assert_eq!(caller.ask(br#"{"protocol":1,"call":"status"}"#)["answer"], "status");
+        caller
+    };
+    (0..MANY).map(served).collect()
+}
+
+fn has_ended(caller: &mut Caller) -> bool {
+    caller.0.read_line(&mut String::new()).map_or(true, |bytes| bytes == 0)
+}
+
+#[test]
+fn idle_callers_give_way_to_a_group() {
+    let scene = Scene::new(1);
+    let mut idle = idle(scene.servers[0].socket());
+    scene.group().sleep(&all()).unwrap();
+    scene.assert_asleep();
+    assert!(has_ended(&mut idle[0]), "the oldest");
+    assert_eq!(idle[MANY - 1].ask(br#"{"protocol":1,"call":"status"}"#)["state"], "idle");
+}
+
+#[test]
+fn a_caller_whose_turn_it_is_does_not_give_way() {
+    let scene = Scene::new(1);
+    let socket = scene.servers[0].socket();
+    let staging = |caller: &mut Caller| {
+        let decision = FileDecision::create(Some(scene.folder.path())).unwrap();
+        let call = json!({"protocol": 1, "call": "sleep", "level": 1, "decision": decision.path(), "undo_after_s": 3600});
+        assert_eq!(caller.ask(call.to_string().as_bytes())["answer"], "staged");
+        decision
+    };
+    let decided = |decision: &FileDecision| {
+        json!({"protocol": 1, "call": "decided", "decision": decision.path()}).to_string()
+    };
+    let mut caller = Caller::of(socket);
+    let decision = staging(&mut caller);
+    // It waits for the outcome of another's decision, and gives way all the same.
+    let mut waiting = Caller::of(socket);
+    waiting.0.get_mut().write_all(&[decided(&decision).as_bytes(), b"\n"].concat()).unwrap();
+    let _idle = idle(socket);
+    assert!(has_ended(&mut waiting));
+    decision.decide(Verdict::Undo).unwrap();
+    assert_eq!(caller.ask(decided(&decision).as_bytes())["answer"], "ended");
+    scene.assert_awake();
+
+    // With turns that are over, callers give way, too.
+    let turn = |_| {
+        let mut caller = Caller::of(socket);
+        let decision = staging(&mut caller);
+        decision.decide(Verdict::Undo).unwrap();
+        assert_eq!(caller.ask(decided(&decision).as_bytes())["answer"], "ended");
+        caller
+    };
+    let _over: Vec<Caller> = (0..MANY).map(turn).collect();
+    scene.group().sleep(&all()).unwrap();
+    scene.assert_asleep();
+}
+
 #[test]
 fn a_decision_that_is_made_or_gone_moves_no_rank() {
     let scene = Scene::new(1);
