@@ -19,11 +19,16 @@ use crate::driver::{
 /// Granules that are read at a time.
 const READS_MAX: usize = 8;
 
+/// Granules of a raw extent on disk that are fetched at a time: 32 MiB on a GPU.
+const FETCHED_GRANULES: u64 = 16;
+
 /// A buffer in host memory of the driver.
 #[derive(Debug)]
 pub(super) struct HostBackupBuffer {
     pub(super) driver: Arc<dyn Driver>,
     pub(super) buffer: Arc<HostBuffer>,
+    /// Where its first byte is in the extent, if it is raw.
+    pub(super) offset: u64,
     pub(super) layout: Layout,
     /// Where it can be spilled to.
     pub(super) disk: Option<Arc<dyn Disk>>,
@@ -39,6 +44,18 @@ impl HostBackupBuffer {
         self.buffer.get(index(place.start)..index(place.end)).ok_or_else(|| {
             DriverError::invalid(Op::Digest, format!("{place:?} leaves a buffer of {} bytes", self.bytes()))
         })
+    }
+
+    /// With offsets in this buffer.
+    fn shifted(&self, parts: &[CopyPart]) -> Result<Vec<CopyPart>> {
+        let shifted = |part: &CopyPart| {
+            let host_offset = part.host_offset.checked_sub(self.offset).ok_or_else(|| {
+                let reason = format!("byte {} is before the part that was fetched", part.host_offset);
+                DriverError::invalid(Op::CopyToDevice, reason)
+            })?;
+            Ok(CopyPart { host_offset, ..*part })
+        };
+        parts.iter().map(shifted).collect()
     }
 
     /// The slots of the granules of `parts`; `InvalidArgument` where one has none.
@@ -102,7 +119,7 @@ impl StoredBytes for HostBackupBuffer {
             };
             return Ok(saved.then(|saved| {
                 let (buffer, digests) = saved?;
-                let buffer = Self { driver, buffer: Arc::new(buffer), layout, disk };
+                let buffer = Self { driver, buffer: Arc::new(buffer), offset: 0, layout, disk };
                 Ok((BackupBuffer::new(buffer), digests.into_iter().map(Some).collect()))
             }));
         };
@@ -119,7 +136,8 @@ impl StoredBytes for HostBackupBuffer {
                 }
             }
             let digests = codes.into_iter().map(|code| code.map(|code| code.digest)).collect();
-            Ok((BackupBuffer::new(Self { driver, buffer: Arc::new(buffer), layout, disk }), digests))
+            let buffer = Self { driver, buffer: Arc::new(buffer), offset: 0, layout, disk };
+            Ok((BackupBuffer::new(buffer), digests))
         }))
     }
 
@@ -133,7 +151,7 @@ impl StoredBytes for HostBackupBuffer {
         match &self.layout {
             Layout::Raw => {
                 let count = granules(parts, self.granule_bytes()).count();
-                let copy = self.driver.copy_to_device(stream, buffer, parts)?;
+                let copy = self.driver.copy_to_device(stream, buffer, &self.shifted(parts)?)?;
                 Ok(copy.then(move |copied| copied.map(|()| vec![None; count])))
             }
             Layout::Codes(slots) => {
@@ -178,8 +196,7 @@ impl StoredBytes for HostBackupBuffer {
         let (driver, layout) = (Arc::clone(&self.driver), self.layout.clone());
         Some(disk.write(Arc::clone(&self.buffer)).then(move |stored| {
             let stored = stored?;
-            let size = SizeOnDisk::new(Arc::clone(&driver), stored.bytes());
-            Ok(BackupBuffer::new(DiskBackupBuffer { driver, stored, layout, _size: size }))
+            Ok(BackupBuffer::new(DiskBackupBuffer::new(driver, stored, layout)))
         }))
     }
 }
@@ -226,7 +243,7 @@ impl StoredBytes for DiskBackupBuffer {
         parts: &[CopyPart],
         scratch: Option<Scratch>,
     ) -> Result<Pending<Vec<Option<Digest>>>> {
-        self.fetched()?.wait()?.load(stream, parts, scratch)
+        self.fetched(0..self.bytes())?.wait()?.load(stream, parts, scratch)
     }
 
     fn read_bytes(&self, parts: &[CopyPart]) -> u64 {
@@ -258,12 +275,22 @@ impl StoredBytes for DiskBackupBuffer {
         Ok(())
     }
 
-    fn fetch(&self) -> Option<Result<Pending<BackupBuffer>>> {
-        Some(self.fetched())
+    fn fetch_bytes_max(&self) -> u64 {
+        fetch_bytes_max(&*self.driver, &self.layout)
+    }
+
+    fn fetch(&self, raw: Range<u64>) -> Option<Result<Pending<BackupBuffer>>> {
+        Some(self.fetched(raw))
     }
 }
 
 impl DiskBackupBuffer {
+    fn new(driver: Arc<dyn Driver>, stored: Arc<dyn OnDisk>, layout: Layout) -> Self {
+        let fetched_bytes = stored.bytes().min(fetch_bytes_max(&*driver, &layout));
+        let size = SizeOnDisk::new(Arc::clone(&driver), fetched_bytes);
+        Self { driver, stored, layout, _size: size }
+    }
+
     fn queue_read(&self, place: &Range<u64>) -> Result<Pending<HostBuffer>> {
         // Not of the driver's host memory: that may be what is lacking.
         let bytes = usize::try_from(place.end - place.start).map_err(|_| {
@@ -272,13 +299,27 @@ impl DiskBackupBuffer {
         Ok(self.stored.read(place.start, HostBuffer::from(vec![0; bytes])))
     }
 
-    fn fetched(&self) -> Result<Pending<BackupBuffer>> {
-        let into = self.driver.host_alloc(self.bytes())?;
+    /// Codes come back as a whole.
+    fn fetched(&self, raw: Range<u64>) -> Result<Pending<BackupBuffer>> {
+        let place = match &self.layout {
+            Layout::Raw => raw,
+            Layout::Codes(_) => 0..self.bytes(),
+        };
+        let offset = place.start;
+        let into = self.driver.host_alloc(place.end.saturating_sub(offset))?;
         let (driver, layout, stored) =
             (Arc::clone(&self.driver), self.layout.clone(), Arc::clone(&self.stored));
-        Ok(self.stored.read(0, into).then(move |buffer| {
+        Ok(self.stored.read(offset, into).then(move |buffer| {
             drop(stored); // Its space was in use until now.
-            Ok(BackupBuffer::new(HostBackupBuffer { driver, buffer: Arc::new(buffer?), layout, disk: None }))
+            let buffer = Arc::new(buffer?);
+            Ok(BackupBuffer::new(HostBackupBuffer { driver, buffer, offset, layout, disk: None }))
         }))
+    }
+}
+
+fn fetch_bytes_max(driver: &dyn Driver, layout: &Layout) -> u64 {
+    match layout {
+        Layout::Raw => driver.info().granule_bytes.saturating_mul(FETCHED_GRANULES),
+        Layout::Codes(_) => u64::MAX,
     }
 }

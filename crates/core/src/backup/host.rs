@@ -10,11 +10,11 @@ use crate::driver::{
     DeviceRange, Driver, DriverError, DriverErrorKind, HostBuffer, Op, Pending, Result, StreamId,
 };
 
-/// One that is read, and one that is copied to the device.
+/// One that is read into, and one that is copied to the device.
 const RESERVED_BUFFERS: usize = 2;
 
-/// Backups in the driver's host memory, pinned where possible. While some are on disk, twice the largest of these stays
-/// free, so that a wake can always read them.
+/// Backups in the driver's host memory, pinned where possible. While some are on disk, twice the most that is read of
+/// one at a time stays free, so that a wake can always read them.
 ///
 /// ```
 /// use poorwill::Device;
@@ -123,7 +123,13 @@ impl Backups for HostBackups {
             let (driver, disk) = (Arc::clone(&self.driver), self.disk.clone());
             let layout = footprint.layout.clone();
             buffer.then(|buffer| {
-                Ok(BackupBuffer::new(HostBackupBuffer { driver, buffer: Arc::new(buffer?), layout, disk }))
+                Ok(BackupBuffer::new(HostBackupBuffer {
+                    driver,
+                    buffer: Arc::new(buffer?),
+                    offset: 0,
+                    layout,
+                    disk,
+                }))
             })
         };
         Ok(buffers.map(buffer).collect())

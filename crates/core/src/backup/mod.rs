@@ -18,7 +18,7 @@ mod host;
 mod on_disk;
 
 use std::fmt;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 pub use self::compress::{Compress, UnknownCompress};
@@ -211,11 +211,18 @@ pub trait StoredBytes: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Queues a copy in host memory, for a load that need not wait for the disk. `None` where loads do not.
+    /// The most raw bytes of the extent that one [`Self::fetch`] brings back, in whole granules.
+    fn fetch_bytes_max(&self) -> u64 {
+        u64::MAX
+    }
+
+    /// Queues a copy in host memory of these raw bytes, whole granules, for loads of them that need not wait for the disk.
+    /// `None` where loads do not.
     ///
     /// # Errors
     /// `OutOfHostMemory` at once; of the disk at `wait`.
-    fn fetch(&self) -> Option<Result<Pending<BackupBuffer>>> {
+    fn fetch(&self, raw: Range<u64>) -> Option<Result<Pending<BackupBuffer>>> {
+        let _ = raw;
         None
     }
 }

@@ -1,4 +1,4 @@
-//! Sizes of the buffers on disk, by driver: what a wake needs of host memory to read any of them.
+//! What is read at a time of the buffers on disk, by driver: the host memory that a wake needs for any of them.
 //!
 //! Storages of one driver share its host memory, so they share what stays free for reads.
 
@@ -15,7 +15,7 @@ type SizesOnDisk = BTreeMap<(usize, u64), usize>;
 static SIZES: PerProcess<Mutex<SizesOnDisk>> =
     PerProcess::new([const { Mutex::new(BTreeMap::new()) }; FORKS]);
 
-/// Counts one buffer, for as long as it lives.
+/// Counts what is read at a time of one buffer, for as long as that lives.
 #[derive(Debug)]
 pub(super) struct SizeOnDisk {
     /// Keeps its address from another driver.

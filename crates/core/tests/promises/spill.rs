@@ -7,8 +7,8 @@ use std::thread;
 use poorwill_core::backup::{Backups, Compress, Disk, Footprint, HostBackups};
 use poorwill_core::pool::{Corruption, Phase};
 use poorwill_core::{
-    ByteSize, Driver, DriverErrorKind, Level, Op, Pool, PoolConfig, PoolError, SleepRequest, Tag, TagState,
-    Verify, WakeRequest, chain,
+    ByteSize, Driver, DriverErrorKind, Level, Op, Pool, PoolConfig, PoolError, SleepRequest, StoredAs, Tag,
+    TagState, Verify, WakeRequest, chain,
 };
 use poorwill_driver::disk::{DiskConfig, DiskIo, FileDisk};
 use poorwill_driver::{HostConfig, HostDevice, HostMemoryConfig};
@@ -194,6 +194,26 @@ fn what_is_on_disk_now_keeps_twice_its_largest_free() {
     assert!(fits(&backups, 17).is_err());
     drop(small);
     drop(fits(&backups, 20).unwrap());
+}
+
+#[test]
+fn a_block_larger_than_host_memory_leaves_is_read_in_parts() {
+    let Some(driver) = short_of_memory(60) else { return };
+    let disk = Arc::new(TestDisk::new(1 << 30, |_| false));
+    let pool = pool(&driver, Compress::Off, disk as Arc<dyn Disk>);
+    let mut tenant = Tenant::new(&pool, 5);
+    let (granule, view) = (tenant.granule(), Tag::new("view").unwrap());
+    pool.declare_backups(&view, StoredAs::Viewable).unwrap();
+    tenant.load(45 * granule, &view);
+    tenant.load(20 * granule, &Tag::weights());
+    pool.sleep(&all().choosing(vec![view])).unwrap();
+    pool.spill(None).unwrap();
+    pool.sleep(&all()).unwrap();
+    let stats = pool.stats().unwrap();
+    assert_eq!((stats.backup_disk_bytes, stats.backup_bytes), (45 * granule, 20 * granule));
+    let woken = pool.wake(&WakeRequest::all().verifying(Verify::All)).unwrap();
+    assert_eq!(woken.disk_read_bytes, 45 * granule);
+    tenant.verify();
 }
 
 /// A write to disk takes long enough for its tag to wake, change and sleep again.

@@ -189,8 +189,8 @@ impl<'a> Filler<'a> {
             Some(loan) => self.load_through(loan, turn, source, &parts),
         };
         let copy = copy.map_err(|source| (Phase::Copy, source))?;
-        if let Some(fetched) = fetched {
-            self.fetched.push_back((self.queued.len(), fetched.bytes()));
+        if fetched.is_some() {
+            self.fetched.push_back((self.queued.len(), filling.fetch_bytes()));
         }
         self.paths.queued(driver.now(), self.queued.len(), bytes);
         self.copied_bytes += bytes;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::backup::BackupBuffer;
-use crate::driver::DeviceRange;
+use crate::driver::{DeviceRange, DriverError, Pending};
 use crate::pool::parts::backups::Stored;
 use crate::tag::Tag;
 
@@ -46,6 +46,21 @@ impl Filling {
     pub(super) fn code_bytes(&self) -> Option<u64> {
         let With::Backup { buffer, .. } = &self.with else { return None };
         Some(buffer.bytes()).filter(|bytes| *bytes < self.range.bytes)
+    }
+
+    /// Host memory for it, where it has to be fetched.
+    pub(super) fn fetch_bytes(&self) -> u64 {
+        match &self.with {
+            With::Zeros => 0,
+            With::Backup { buffer, .. } => buffer.bytes().min(self.range.bytes),
+        }
+    }
+
+    /// `None` where it need not be.
+    pub(super) fn fetch(&self, granule_bytes: u64) -> Option<Result<Pending<BackupBuffer>, DriverError>> {
+        let With::Backup { buffer, first, .. } = &self.with else { return None };
+        let start = *first as u64 * granule_bytes;
+        buffer.fetch(start..start + self.range.bytes)
     }
 
     pub(super) fn stored(&self, granule_bytes: u64) -> impl Iterator<Item = DeviceRange> {

@@ -115,10 +115,12 @@ impl PoolState {
                     // Granules that are no longer live may have no memory.
                     let live = of_extent.map(|(is, stored)| stored.filter(|_| is.is_live()));
                     let granules: Vec<Option<Stored>> = live.collect();
-                    // What is on disk is fetched as a whole. Longer extents than a chunk are copied in parts.
-                    let is_whole = backup.buffer.disk_bytes() > 0;
-                    let most = if is_whole { granules.len() } else { shape.granules(shape.chunk_bytes) };
-                    for (nth, part) in granules.chunks(most.max(1)).enumerate() {
+                    // Longer extents than a chunk are copied in parts, and from disk as they are fetched.
+                    let is_on_disk = backup.buffer.disk_bytes() > 0;
+                    let most_bytes =
+                        if is_on_disk { backup.buffer.fetch_bytes_max() } else { shape.chunk_bytes };
+                    let most = shape.granules(most_bytes).clamp(1, granules.len().max(1));
+                    for (nth, part) in granules.chunks(most).enumerate() {
                         if part.iter().any(Option::is_some) {
                             let (first, granules) = (nth * most, part.to_vec());
                             let range = shape.granule_range(extent.addr, first, part.len());

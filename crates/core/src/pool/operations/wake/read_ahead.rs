@@ -1,8 +1,8 @@
 //! Reading backups from disk ahead of a wake's copies.
 //!
-//! Extents are fetched into host memory in the order in which they are copied, a window of them at a time. So the disk
-//! has requests throughout, and little host memory is needed. Where host memory lacks even that, the window shrinks
-//! down to one extent. For that one others are moved to disk, or another wake's window is awaited.
+//! Extents, or parts of raw ones, are fetched into host memory in the order in which they are copied, a window at a time.
+//! So the disk has requests throughout, and little host memory is needed. Where host memory lacks even that, the window
+//! shrinks down to one read. For that one others are moved to disk, or another wake's window is awaited.
 //!
 //! Promise: when it is dropped, no read is in flight.
 
@@ -79,14 +79,14 @@ impl<'a> ReadAhead<'a> {
         let Some(filling) = self.fillings.get(self.next) else {
             return Err(DriverError::invalid(Op::DiskRead, "a wake asked for more than its plan"));
         };
-        let With::Backup { buffer, .. } = &filling.with else {
+        if matches!(filling.with, With::Zeros) {
             self.note(filling, None);
             return Ok(());
-        };
+        }
         loop {
             let releases = self.windows.releases();
             let again = || self.fetch(filling).transpose();
-            match self.shared.with_host_memory(&[], buffer.bytes(), again) {
+            match self.shared.with_host_memory(&[], filling.fetch_bytes(), again) {
                 Err(error) if is_lacking(&error) && self.windows.await_release(releases) => {}
                 fetched => {
                     self.note(filling, fetched?);
@@ -97,20 +97,19 @@ impl<'a> ReadAhead<'a> {
     }
 
     fn fetch(&self, filling: &Filling) -> Option<Result<Pending<BackupBuffer>, DriverError>> {
-        let With::Backup { buffer, .. } = &filling.with else { return None };
-        self.windows.hold(buffer.bytes());
-        let fetched = buffer.fetch();
+        self.windows.hold(filling.fetch_bytes());
+        let fetched = filling.fetch(self.shared.shape().granule_bytes);
         if !matches!(fetched, Some(Ok(_))) {
-            self.windows.had_none(buffer.bytes());
+            self.windows.had_none(filling.fetch_bytes());
         }
         fetched
     }
 
     fn note(&mut self, filling: &Filling, fetched: Option<Pending<BackupBuffer>>) {
-        if let (Some(read), With::Backup { buffer, .. }) = (fetched, &filling.with) {
+        if let Some(read) = fetched {
             self.reads.push_back((self.next, read));
-            self.window_bytes += buffer.bytes();
-            self.read_bytes += buffer.bytes();
+            self.window_bytes += filling.fetch_bytes();
+            self.read_bytes += filling.fetch_bytes();
         }
         self.next += 1;
     }
