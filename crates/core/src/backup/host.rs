@@ -13,8 +13,8 @@ use crate::driver::{
 /// One that is read into, and one that is copied to the device.
 const RESERVED_BUFFERS: usize = 2;
 
-/// Backups in the driver's host memory, pinned where possible. While some are on disk, twice the most that is read of
-/// one at a time stays free, so that a wake can always read them.
+/// Backups in the driver's host memory, pinned where possible. While some are on disk, twice the longest read stays free,
+/// so that a wake can always read them.
 ///
 /// ```
 /// use poorwill::Device;
