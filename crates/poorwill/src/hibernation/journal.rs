@@ -378,7 +378,7 @@ mod tests {
         fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
         refused(&open, &["others may write", "777"]);
         let link = folder.path().join("link");
-        std::os::unix::fs::symlink(folder.path(), &link).unwrap();
+        symlink(folder.path(), &link).unwrap();
         refused(&link, &["use the folder"]);
         refused(Path::new("/proc"), &["/proc"]);
     }
@@ -399,7 +399,7 @@ mod tests {
         };
         assert!(refused().contains("others may write"));
         fs::rename(&path, folder.path().join("theirs")).unwrap();
-        std::os::unix::fs::symlink("theirs", &path).unwrap();
+        symlink("theirs", &path).unwrap();
         assert!(refused().contains("use the folder"));
     }
 
@@ -436,7 +436,7 @@ mod tests {
         symlink("nowhere", of("dangling.set")).unwrap();
         File::create(of("huge.set")).unwrap().set_len(1 << 40).unwrap();
         fs::write(of("closed.set"), "{").unwrap();
-        fs::set_permissions(of("closed.set"), fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(of("closed.set"), fs::Permissions::from_mode(0o000)).unwrap();
         let mut aside = vec!["directory", "fifo", "loop", "link", "dangling", "huge", "closed"];
         if geteuid().is_root() {
             fs::copy(journal.path_of(&good), of("theirs.set")).unwrap();
@@ -499,7 +499,7 @@ mod tests {
         let message = poorwill_core::chain(&opened().unwrap_err());
         assert!(message.contains("theirs above it: others may write"), "{message}");
         set_mode("tmp/theirs", 0o755);
-        std::os::unix::fs::symlink("theirs", folder.path().join("tmp/link")).unwrap();
+        symlink("theirs", folder.path().join("tmp/link")).unwrap();
         let linked = folder.path().join("tmp/link/journal");
         assert!(JournalFolder::open(Some(&linked), &Processes::Cuda).is_err());
     }
