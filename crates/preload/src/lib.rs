@@ -5,7 +5,8 @@
 //! sleep and wake it. The C interface is that of `torch_memory_saver` 0.0.10, by its documented behaviour.
 //!
 //! - A process without regions notices nothing: nothing happens when the library is loaded, and no device is opened.
-//!   A call reaches the caller's own CUDA runtime, whatever its name and scope.
+//!   A call reaches the CUDA runtime of the global scope, as without this library. Where there is none, it reaches one
+//!   that the calling library depends on, whatever its name. A wrapper that jumps to `cudaMalloc` counts as its caller.
 //!   Other libraries that stand in for `cudaMalloc` come before this one in `LD_PRELOAD`.
 //! - Nothing ends the process. Every failure is a code of `cudaError_t`, and
 //!   `poorwill_tms_last_error` returns the calling thread's last sentence.

@@ -1,6 +1,7 @@
-//! Symbols behind this library's own, in what the loader has loaded, whatever its name and scope.
+//! Symbols behind this library's own: of the global scope, else in what the loader has loaded, whatever its name and scope.
 
 use std::ffi::{CStr, CString, c_int, c_void};
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::slice;
 
@@ -26,18 +27,12 @@ impl LoadedObjects {
         Self(objects.split_off(own.map_or(0, |own| own + 1)))
     }
 
-    /// A symbol of the caller's dependencies, else of the global scope, else of any object. It stays loaded from
-    /// now on.
+    /// A symbol of the caller's dependencies, else of any object. It stays loaded from now on.
     pub(crate) fn symbol(&self, name: &CStr, caller: usize) -> Option<*mut c_void> {
         let of_object =
             |object: &LoadedObject| object.open(0)?.symbol(name).filter(|found| self.is_kept(*found));
-        let global = || {
-            // SAFETY: the name is a terminated text.
-            let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
-            self.is_kept(found).then_some(found)
-        };
         let dependencies = self.of(caller).and_then(of_object);
-        dependencies.or_else(global).or_else(|| self.0.iter().find_map(of_object))
+        dependencies.or_else(|| self.0.iter().find_map(of_object))
     }
 
     fn of(&self, address: usize) -> Option<&LoadedObject> {
@@ -48,6 +43,23 @@ impl LoadedObjects {
     fn is_kept(&self, symbol: *mut c_void) -> bool {
         self.of(symbol.addr()).is_some_and(|object| object.open(libc::RTLD_NODELETE).is_some())
     }
+}
+
+/// A symbol of the global scope behind this library, where the loader binds calls first. It stays loaded from now on.
+pub(crate) fn global_symbol(name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: the name is a terminated text.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
+    let mut place = MaybeUninit::<libc::Dl_info>::uninit();
+    // SAFETY: any address may be asked about, and `place` can be written.
+    if found.is_null() || unsafe { libc::dladdr(found, place.as_mut_ptr()) } == 0 {
+        return None;
+    }
+    // SAFETY: it was written, since that was no failure.
+    let file = unsafe { place.assume_init() }.dli_fname;
+    // SAFETY: the loader's own text of what is loaded; nothing is loaded, so no code runs.
+    let handle = unsafe { libc::dlopen(file, libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE) };
+    let kept = (!handle.is_null()).then_some(OpenObject(handle));
+    kept.map(|_| found)
 }
 
 impl LoadedObject {

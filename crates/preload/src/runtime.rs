@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::{mem, ptr};
 
 use crate::code::{Failure, Result, SUCCESS};
-use crate::loader::LoadedObjects;
+use crate::loader::{LoadedObjects, global_symbol};
 
 type Malloc = unsafe extern "C" fn(*mut *mut c_void, usize) -> c_int;
 type Free = unsafe extern "C" fn(*mut c_void) -> c_int;
@@ -20,7 +20,10 @@ const CALLERS_MAX: usize = 64;
 
 struct Symbol {
     name: &'static CStr,
-    /// What was found for the first callers. A forked child waits for no lock here.
+    /// That of the global scope, which calls are bound to where there is one; NULL until it was found.
+    global: AtomicPtr<c_void>,
+    /// What was found for the first callers where there is none. Others are looked up each time, and a child that was forked
+    /// meanwhile may wait for the loader.
     known: [KnownCaller; CALLERS_MAX],
 }
 
@@ -37,13 +40,25 @@ static GET_DEVICE: Symbol = Symbol::new(c"cudaGetDevice");
 
 impl Symbol {
     const fn new(name: &'static CStr) -> Self {
-        Self { name, known: [const { KnownCaller::new() }; CALLERS_MAX] }
+        Self {
+            name,
+            global: AtomicPtr::new(ptr::null_mut()),
+            known: [const { KnownCaller::new() }; CALLERS_MAX],
+        }
     }
 
     /// The symbol behind this library's own.
     fn address(&self, caller: Caller) -> Result<*mut c_void> {
         if let Some(known) = self.known.iter().find_map(|known| known.of(caller)) {
             return Ok(known);
+        }
+        let global = self.global.load(Ordering::Relaxed);
+        if !global.is_null() {
+            return Ok(global);
+        }
+        if let Some(found) = global_symbol(self.name) {
+            self.global.store(found, Ordering::Relaxed);
+            return Ok(found);
         }
         let Some(found) = LoadedObjects::behind_own().symbol(self.name, caller.0) else {
             return Err(Failure::NoRuntime { name: self.name.to_str().unwrap_or("the runtime") });

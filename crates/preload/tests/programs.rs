@@ -219,7 +219,7 @@ fn a_runtime_of_any_name_in_any_scope_is_found() {
 }
 
 #[test]
-fn each_caller_gets_its_own_runtime() {
+fn calls_reach_the_global_runtime_or_the_callers_own() {
     let plugins = [("plugin.so", HASHED_RUNTIME), ("other.so", OTHER_RUNTIME), ("whole.so", "whole.so")];
     Place::shared().host("host", &plugins);
     Place::shared().host("host_with_runtime", &plugins);

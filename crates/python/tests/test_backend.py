@@ -49,13 +49,13 @@ def test_maturins_arguments_for_cargo_are_passed_on(
     backend: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(FOLDER)
-    small = ["--profile", "wheel"]
+    profile = ["--profile", "release"]
     passed = backend.options(
         ["--target", "aarch64-unknown-linux-gnu", "--strip", "-i", "python3", "--locked"]
     )
-    assert passed == [*small, "--target", "aarch64-unknown-linux-gnu", "--locked"]
-    assert backend.options(["--offline", "--target=x"]) == [*small, "--target", "x", "--offline"]
-    assert backend.options([]) == small
+    assert passed == [*profile, "--target", "aarch64-unknown-linux-gnu", "--locked"]
+    assert backend.options(["--offline", "--target=x"]) == [*profile, "--target", "x", "--offline"]
+    assert backend.options([]) == profile
     assert backend.options(["--profile", "dev"]) == ["--profile", "dev"]
 
 

@@ -26,6 +26,7 @@ struct Inner {
     limit_bytes: u64,
     used_bytes: AtomicU64,
     stored: Mutex<Vec<Weak<Mutex<Vec<u8>>>>>,
+    garbled: AtomicU64,
     fails: Box<FailsDisk>,
 }
 
@@ -39,14 +40,19 @@ impl TestDisk {
     /// A disk of this size. A call fails if `fails` returns true.
     #[must_use]
     pub fn new(limit_bytes: u64, fails: impl Fn(DiskCall) -> bool + Send + Sync + 'static) -> Self {
-        let (used_bytes, stored) = Default::default();
-        Self(Arc::new(Inner { limit_bytes, used_bytes, stored, fails: Box::new(fails) }))
+        let (used_bytes, stored, garbled) = Default::default();
+        Self(Arc::new(Inner { limit_bytes, used_bytes, stored, garbled, fails: Box::new(fails) }))
     }
 
     /// Bytes in use.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.0.used_bytes.load(Ordering::Relaxed)
+    }
+
+    /// So many reads from now on have a wrong first byte. What is stored stays right.
+    pub fn garble_reads(&self, reads: u64) {
+        self.0.garbled.store(reads, Ordering::Relaxed);
     }
 
     /// Changes what is stored, one range of bytes after the other.
@@ -112,6 +118,10 @@ impl OnDisk for TestBytes {
             let torn = || DriverError::invalid(Op::DiskRead, "the file ends too early");
             let len = into.len();
             into.copy_from_slice(stored.get(start..start + len).ok_or_else(torn)?);
+            let one_less = |left: u64| left.checked_sub(1);
+            if disk.garbled.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok() {
+                into[0] ^= 1;
+            }
             Ok(into)
         })
     }

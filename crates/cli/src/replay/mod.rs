@@ -137,7 +137,8 @@ fn of_load(claim: &ClaimArg, trace: &Trace) -> Result<Claim, Failure> {
 
 /// Graphs, and others who know, empty the cache before they take memory: what a phase begins with comes before its claim.
 fn behind_emptying(trace: &Trace, from: usize) -> usize {
-    let begins = trace.steps.iter().enumerate().skip(from);
+    let next = trace.phases.iter().map(|phase| phase.from).find(|next| *next > from).unwrap_or(usize::MAX);
+    let begins = trace.steps.iter().enumerate().take(next).skip(from);
     let begins = begins.take_while(|(_, step)| !matches!(step, Step::Alloc(_)));
     let empties = begins.filter(|(_, step)| matches!(step, Step::EmptyCache)).last();
     empties.map_or(from, |(at, _)| at + 1)

@@ -243,7 +243,10 @@ impl StoredBytes for DiskBackupBuffer {
         parts: &[CopyPart],
         scratch: Option<Scratch>,
     ) -> Result<Pending<Vec<Option<Digest>>>> {
-        self.fetched(0..self.bytes())?.wait()?.load(stream, parts, scratch)
+        // No more than that: the host memory that stays free for reads suffices for a part.
+        let start = parts.iter().map(|part| part.host_offset).min().unwrap_or(0);
+        let end = parts.iter().map(|part| part.host_offset.saturating_add(part.device.bytes)).max();
+        self.fetched(start..end.unwrap_or(start))?.wait()?.load(stream, parts, scratch)
     }
 
     fn read_bytes(&self, parts: &[CopyPart]) -> u64 {

@@ -32,6 +32,9 @@ const EXTENSION: &str = "set";
 /// No entry is as large.
 const ENTRY_BYTES_MAX: u64 = 4 << 20;
 
+/// Entries of one name that stay aside.
+const ASIDE_MAX: usize = 100;
+
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
 
 /// A folder with the entries of sets, of this user alone.
@@ -133,7 +136,12 @@ impl JournalFolder {
                 // Another caller has removed it.
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
                 Err(error) if is_of_caller(&error) => return Err(failed(&path, error)),
-                Err(_) => EntryFile::Unreadable,
+                Err(error) if is_no_entry(&error) => EntryFile::Unreadable,
+                // It may be a good one, that cannot be read now.
+                Err(_) => {
+                    self.note_aside(path);
+                    continue;
+                }
             };
             match entry {
                 EntryFile::Here(record) => records.push((path, *record)),
@@ -158,12 +166,22 @@ impl JournalFolder {
 
     /// What cannot be renamed is skipped where it is.
     fn put_aside(&self, path: PathBuf) {
-        let aside = path.with_extension("unreadable");
+        let names = (0_u64..).map(|number| match number {
+            0 => path.with_extension("unreadable"),
+            more => path.with_extension(format!("{more}.unreadable")),
+        });
+        let is_free = |aside: &PathBuf| fs::symlink_metadata(aside).is_err();
+        let Some(aside) = names.take(ASIDE_MAX).find(is_free) else { return self.note_aside(path) };
         let left = match fs::rename(&path, &aside) {
             Ok(()) => aside,
             Err(error) if error.kind() == ErrorKind::NotFound => return,
             Err(_) => path,
         };
+        self.note_aside(left);
+    }
+
+    /// Named to the caller, once.
+    fn note_aside(&self, left: PathBuf) {
         let mut all = self.set_aside.lock().unwrap_or_else(PoisonError::into_inner);
         if !all.contains(&left) {
             all.push(left);
@@ -266,6 +284,12 @@ fn bytes_of(path: &Path) -> io::Result<Vec<u8>> {
 fn is_of_caller(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM))
         || error.kind() == ErrorKind::OutOfMemory
+}
+
+/// Whether this is known not to be an entry: no regular file of this user, too long, a link, or a socket.
+fn is_no_entry(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::InvalidData
+        || matches!(Errno::from_io_error(error), Some(Errno::LOOP | Errno::NXIO))
 }
 
 fn default_folder() -> PathBuf {
@@ -437,18 +461,24 @@ mod tests {
         File::create(of("huge.set")).unwrap().set_len(1 << 40).unwrap();
         fs::write(of("closed.set"), "{").unwrap();
         fs::set_permissions(of("closed.set"), fs::Permissions::from_mode(0o000)).unwrap();
-        let mut aside = vec!["directory", "fifo", "loop", "link", "dangling", "huge", "closed"];
+        let mut aside = vec!["directory", "fifo", "loop", "link", "dangling", "huge"];
+        let mut in_place = vec![];
         if geteuid().is_root() {
+            aside.push("closed");
             fs::copy(journal.path_of(&good), of("theirs.set")).unwrap();
             chown(of("theirs.set"), Some(65534), None).unwrap();
             aside.push("theirs");
+        } else {
+            // It may be a good one.
+            in_place.push(of("closed.set"));
         }
-        // Its new name is taken by what cannot be replaced.
-        fs::create_dir(of("stays.set")).unwrap();
-        fs::write(of("stays.unreadable"), "").unwrap();
+        // What was set aside before stays.
+        fs::create_dir(of("again.set")).unwrap();
+        fs::write(of("again.unreadable"), "first").unwrap();
         let mut wanted: Vec<PathBuf> =
             aside.iter().map(|name| of(name).with_extension("unreadable")).collect();
-        wanted.push(of("stays.set"));
+        wanted.push(of("again.1.unreadable"));
+        wanted.extend(in_place.clone());
         wanted.sort();
         for _ in 0..2 {
             assert_eq!(journal.entries().unwrap(), std::slice::from_ref(&good));
@@ -457,16 +487,21 @@ mod tests {
             assert_eq!(found, wanted, "each once");
         }
         let later = open(folder.path());
-        assert_eq!((later.entries().unwrap(), later.set_aside()), (vec![good], vec![of("stays.set")]));
+        assert_eq!((later.entries().unwrap(), later.set_aside()), (vec![good], in_place));
+        assert_eq!(fs::read(of("again.unreadable")).unwrap(), b"first");
     }
 
     #[test]
-    fn an_entry_is_not_set_aside_for_what_this_process_lacks() {
+    fn only_what_is_known_to_be_no_entry_is_set_aside() {
+        let kind = |errno: Errno| (is_of_caller(&errno.into()), is_no_entry(&errno.into()));
         for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM] {
-            assert!(is_of_caller(&errno.into()), "{errno}");
+            assert_eq!(kind(errno), (true, false), "{errno}");
         }
-        for errno in [Errno::IO, Errno::ACCESS, Errno::LOOP, Errno::NXIO, Errno::ISDIR] {
-            assert!(!is_of_caller(&errno.into()), "{errno}");
+        for errno in [Errno::IO, Errno::ACCESS, Errno::STALE, Errno::TIMEDOUT, Errno::AGAIN] {
+            assert_eq!(kind(errno), (false, false), "{errno}");
+        }
+        for errno in [Errno::LOOP, Errno::NXIO] {
+            assert_eq!(kind(errno), (false, true), "{errno}");
         }
     }
 
