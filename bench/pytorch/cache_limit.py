@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What `cache_limit` leaves mapped beside live tensors while weights are loaded and converted; prints JSON lines."""
+"""What `cache_limit` leaves mapped beside live tensors while weights are converted; prints JSON lines."""
 
 import gc
 import json
