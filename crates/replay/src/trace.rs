@@ -90,7 +90,9 @@ pub struct Trace {
     pub phases: Vec<Phase>,
     /// The card that it was recorded on, where that is known.
     pub card: Option<Card>,
-    /// Where it is not: that of another device of its snapshot, and that device's number.
+    /// Whether all of its memory is known, and not only what was usable.
+    pub is_card_whole: bool,
+    /// Where the card is not known: that of another device of its snapshot, and that device's number.
     pub card_beside: Option<(Card, usize)>,
     /// What the recorded allocator did, where that is known.
     pub recorded: Option<Recorded>,

@@ -22,22 +22,24 @@ pub(super) fn card(
     known: Option<Card>,
     notes: &mut Vec<String>,
 ) -> Result<Card, Failure> {
-    let of_case = known.unwrap_or(Card { total_bytes: CARD.0, taken_bytes: TAKEN.0, budget_bytes: None });
-    let recorded = trace.card.filter(|_| known.is_none());
-    let beside = trace.card_beside.filter(|_| known.is_none() && args.card.is_none());
+    let usual = known.unwrap_or(Card { total_bytes: CARD.0, taken_bytes: TAKEN.0, budget_bytes: None });
+    let recorded = known.or(trace.card);
+    let is_whole = known.is_some() || trace.is_card_whole;
+    let beside = trace.card_beside.filter(|_| recorded.is_none() && args.card.is_none());
     let mut card = match (args.card, recorded.or(beside.map(|(card, _)| card))) {
-        (None, Some(seen)) if args.taken.is_some() && seen.taken_bytes == 0 => {
+        (None, Some(seen)) if args.taken.is_some() && !is_whole => {
             let usable = ByteSize(seen.usable_bytes());
             return Err(Failure::new(format!(
                 "--taken is a part of the whole card, of which only {usable} is known, that was usable; say --card, too"
             )));
         }
         (None, Some(seen)) => seen,
-        (None, None) => of_case,
+        (None, None) => usual,
         (Some(size), seen) => {
-            match seen.filter(|_| args.taken.is_none()).and_then(|seen| named(size.0, seen)) {
+            let seen = seen.filter(|_| args.taken.is_none());
+            match seen.and_then(|seen| named(size.0, seen, is_whole)) {
                 Some(same) => same,
-                None => Card { total_bytes: size.0, taken_bytes: TAKEN.0, ..of_case },
+                None => Card { total_bytes: size.0, taken_bytes: TAKEN.0, ..usual },
             }
         }
     };
@@ -51,10 +53,10 @@ pub(super) fn card(
         ));
     }
     match (args.card, recorded) {
-        (None, None) if known.is_none() && beside.is_none() => {
+        (None, None) if beside.is_none() => {
             notes.push(format!("the card is assumed to have {CARD}; say --card"));
         }
-        (Some(size), Some(seen)) if args.taken.is_none() => notes.extend(match named(size.0, seen) {
+        (Some(size), Some(seen)) if args.taken.is_none() => notes.extend(match named(size.0, seen, is_whole) {
             None => Some(format!("others are assumed to have {TAKEN} of this card; say --taken")),
             Some(same) if same != seen || size.0 != seen.total_bytes => Some(format!(
                 "--card {size} is taken for the card that was seen, of which {} were usable; say --taken for another one",
@@ -69,18 +71,14 @@ pub(super) fn card(
 
 /// The card that was seen, if that may be what is sold with this size: drivers and figures for people leave a little out.
 /// Where only what was usable is known, the rest is what others had.
-fn named(size_bytes: u64, seen: Card) -> Option<Card> {
+fn named(size_bytes: u64, seen: Card, is_whole: bool) -> Option<Card> {
     let near = size_bytes.abs_diff(seen.total_bytes) <= seen.total_bytes / CARD_PARTS;
-    if seen.taken_bytes > 0 {
+    if is_whole {
         return near.then_some(seen);
     }
     let taken_bytes = size_bytes.saturating_sub(seen.total_bytes);
-    let is_whole = taken_bytes <= size_bytes / TAKEN_PARTS && (near || size_bytes > seen.total_bytes);
-    is_whole.then_some(Card {
-        total_bytes: seen.total_bytes.saturating_add(taken_bytes),
-        taken_bytes,
-        ..seen
-    })
+    let may_be = taken_bytes <= size_bytes / TAKEN_PARTS && (near || size_bytes > seen.total_bytes);
+    may_be.then_some(Card { total_bytes: seen.total_bytes.saturating_add(taken_bytes), taken_bytes, ..seen })
 }
 
 fn check_card(card: Card) -> Result<(), Failure> {
@@ -105,16 +103,17 @@ fn check_card(card: Card) -> Result<(), Failure> {
 #[test]
 fn a_size_names_the_card_that_was_seen() {
     let card = |total_bytes, taken_bytes| Card { total_bytes, taken_bytes, budget_bytes: None };
-    // What others had is known.
-    for (size, seen) in [(8000, card(7965, 200)), (7965, card(7965, 200)), (7800, card(7965, 200))] {
-        assert_eq!(named(size, seen), Some(seen), "{size}");
+    // All of it is known.
+    for (size, seen) in [(8000, card(7965, 200)), (7965, card(7965, 0)), (7800, card(7965, 200))] {
+        assert_eq!(named(size, seen, true), Some(seen), "{size}");
     }
-    assert_eq!(named(4800, card(7965, 200)), None);
-    assert_eq!(named(9600, card(7965, 200)), None);
+    for size in [4800, 8400, 9600] {
+        assert_eq!(named(size, card(7965, 0), true), None, "{size}");
+    }
     // Only what was usable is known.
-    assert_eq!(named(2400, card(2210, 0)), Some(card(2400, 190)));
-    assert_eq!(named(2210, card(2210, 0)), Some(card(2210, 0)));
-    assert_eq!(named(2200, card(2210, 0)), Some(card(2210, 0)));
-    assert_eq!(named(1600, card(2210, 0)), None);
-    assert_eq!(named(8000, card(2210, 0)), None);
+    assert_eq!(named(2400, card(2210, 0), false), Some(card(2400, 190)));
+    assert_eq!(named(2210, card(2210, 0), false), Some(card(2210, 0)));
+    assert_eq!(named(2200, card(2210, 0), false), Some(card(2210, 0)));
+    assert_eq!(named(1600, card(2210, 0), false), None);
+    assert_eq!(named(8000, card(2210, 0), false), None);
 }

@@ -77,7 +77,7 @@ impl Refusals {
 
     /// The card that was seen is the trace's; `known` is what the recorder says of it.
     pub(super) fn describe(&self, trace: &mut Trace, known: Option<Card>) {
-        trace.card = known;
+        (trace.card, trace.is_card_whole) = (known, known.is_some());
         match self.survived {
             (0, _) => {}
             (1, step) => {
