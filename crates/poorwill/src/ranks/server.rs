@@ -180,6 +180,10 @@ impl Serving {
     fn begin(self: &Arc<Self>, caller: UnixStream) -> Option<JoinHandle<()>> {
         let id = {
             let mut state = self.lock();
+            if state.is_closing {
+                // A later caller would hold up the end.
+                return None;
+            }
             if state.callers.len() >= CALLERS_MAX {
                 state.hang_up_on_oldest();
             }
