@@ -64,6 +64,7 @@ impl Inspections {
 pub(super) struct RecoveredSets {
     /// Processes of sets whose callers have ended.
     pub(super) recovered: Vec<Recovered>,
-    /// Entries that are not understood, under their new names. Their processes may still hibernate, or be locked.
+    /// Entries that are not understood, under their new names, and those that cannot be read now. Their processes may still
+    /// hibernate, or be locked.
     pub(super) set_aside: Vec<PathBuf>,
 }

@@ -51,7 +51,7 @@ pub(super) fn warn_of_unreadable(hibernator: &Hibernator) {
     for path in entries.iter().skip(known) {
         failure::warn(&format!(
             "an entry of the journal is not understood, and was set aside: {}; its processes may still hibernate, or be \
-             locked: name it .set again, and recover with the version that wrote it",
+             locked: have it readable under a name that ends in .set, and recover with the version that wrote it",
             path.display()
         ));
     }

@@ -1,7 +1,7 @@
 //! The journal on disk: a file for each set, written as a whole or not at all.
 //!
-//! A folder that is removed meanwhile is made again, and it is checked at each use. What has an entry's name and cannot be
-//! read as one, a directory or a FIFO too, is set aside, and hinders no other.
+//! A folder that is removed meanwhile is made again, and it is checked at each use. What has an entry's name and cannot
+//! be one, a directory or a FIFO too, is set aside, and hinders no other. What cannot be read now keeps its name, and is named.
 //!
 //! The promise needs an order, and no disk. An entry has its name before the first lock or restore that it is about, so that
 //! another caller finds it. It means nothing after the system's end, which ends its processes, too. So nothing waits for the
@@ -97,7 +97,8 @@ impl JournalFolder {
         Ok(&self.folder)
     }
 
-    /// Entries that were not understood: under their new names, or their own where they cannot be renamed.
+    /// Entries that were not understood, under their new names, and those left under their own: what cannot be renamed, or
+    /// cannot be read now.
     pub(super) fn set_aside(&self) -> Vec<PathBuf> {
         self.set_aside.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
