@@ -10,7 +10,6 @@ use crate::torch;
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(torch_allocator, module)?)?;
     module.add_function(wrap_pyfunction!(torch_make_default, module)?)?;
-    module.add_function(wrap_pyfunction!(torch_leave_uncut, module)?)?;
     module.add_function(wrap_pyfunction!(torch_tag_at, module)?)?;
     module.add_function(wrap_pyfunction!(torch_set_margin, module)?)?;
     module.add_function(wrap_pyfunction!(torch_set_cached_max, module)?)?;
@@ -36,15 +35,6 @@ fn route_to(py: Python<'_>, arena: &Bound<'_, Arena>, tag: &str) -> PyResult<usi
     let opened = arena.get().opened()?;
     // May drop a closed arena's last reference, which waits for the device.
     py.detach(move || torch::routes().to(&opened, &tag)).map_err(refused)
-}
-
-/// Begins or ends a scope in which PyTorch frees a tag's large segments whole.
-#[pyfunction]
-fn torch_leave_uncut(py: Python<'_>, arena: &Bound<'_, Arena>, tag: &str, begins: bool) -> PyResult<()> {
-    if begins || arena.get().is_open()? {
-        torch::routes().leave_uncut(route_to(py, arena, tag)?, begins);
-    }
-    Ok(())
 }
 
 /// The tag of an arena's segment that an address is in, or None.

@@ -74,9 +74,9 @@ impl Tenant {
     /// If the pool refuses.
     pub fn load_on(&mut self, bytes: u64, tag: &Tag, stream: StreamId) -> usize {
         let align = if bytes >= self.granule() { self.granule() } else { 512 };
-        let is_freed_whole = self.random(2) == 0;
+        let is_freed_in_parts = self.random(2) == 0;
         let mut request = AllocRequest::new(bytes, tag.clone()).on(stream).aligned_to(align);
-        request.is_freed_whole = is_freed_whole;
+        request.is_freed_in_parts = is_freed_in_parts;
         let block = self.pool.alloc(&request).unwrap();
         let seed = self.random(u64::MAX);
         let bytes = self.storing.bytes(seed, usize::try_from(bytes).unwrap());

@@ -163,7 +163,7 @@ impl PoolState {
 
     pub(super) fn largest_chunk(&self, tag: TagKey, request: &AllocRequest) -> u64 {
         let is_discardable = self.tags.get(tag).policy().is_discardable();
-        self.heap.shape().largest_chunk(is_discardable, request.is_freed_whole)
+        self.heap.largest_chunk(is_discardable, request.bytes, request.is_freed_in_parts)
     }
 
     /// The tag is awake.
@@ -353,10 +353,6 @@ impl PoolState {
     pub(super) fn steal_bytes(&mut self, bytes: u64, leaving: &mut Vec<Mapping>) {
         let Self { heap, tags, .. } = self;
         heap.steal_bytes(&|tag| tags.get(tag).is_ready(), bytes, leaving);
-    }
-
-    pub(super) fn reclaimable_granules(&self) -> usize {
-        self.heap.reclaimable_granules(&|tag| self.tags.get(tag).is_ready())
     }
 
     /// Memory that a failed undo has left in sleeping tags, whose bytes are elsewhere.

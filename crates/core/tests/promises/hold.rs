@@ -236,7 +236,7 @@ fn nothing_is_unmapped_in_a_held_tag_by_chance() {
                         false => random.u64(1..4 * world.granule),
                     };
                     let mut request = AllocRequest::new(bytes, tag.clone());
-                    request.is_freed_whole = random.bool();
+                    request.is_freed_in_parts = random.bool();
                     live.extend(world.pool.alloc(&request));
                 }
                 5..8 if !live.is_empty() => {

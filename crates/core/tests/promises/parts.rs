@@ -17,7 +17,8 @@ const SEED: u64 = 7;
 
 fn open(chunk_granules: u64) -> (TestDevice, Pool, u64) {
     let device = TestDevice::open(64);
-    let config = PoolConfig::default().in_chunks_of(chunk_granules).in_segments_of(8);
+    let config =
+        PoolConfig::default().in_chunks_of(chunk_granules).in_spans_of(chunk_granules).in_segments_of(8);
     let pool = Pool::new(device.driver(), config).unwrap();
     let granule = device.info().granule_bytes;
     (device, pool, granule)
@@ -129,7 +130,7 @@ fn a_chunk_leaves_when_nothing_of_it_is_live() {
         pool.trim().unwrap();
         free_before - device.memory_info().unwrap().free_bytes
     };
-    // Chunks of 4, 4 and 4 granules, and two granules.
+    // Chunks of 4, 4, 4 and 2 granules.
     let block = loaded(&pool, 14 * granule);
     let rest = pool.free_part(block.id, part(&block, granule, 9 * granule)).unwrap();
     assert_eq!(held(), 10 * granule, "the one in the middle has left");
@@ -243,20 +244,20 @@ fn a_chunk_freed_in_parts_serves_no_request_while_work_touches_the_last() {
             Verdict::Pass
         });
         let config = PoolConfig::default().in_chunks_of(4).in_segments_of(8);
-        let config = config.limited_to(limited.then_some(5 * granule));
+        let config = config.limited_to(limited.then_some(3 * granule));
         let pool = Pool::new(Arc::new(driver), config).unwrap();
         let streams = [0, 1, 2].map(|_| device.stream_create().unwrap());
         let [user, reader, other] = streams;
         let alloc = |bytes, stream| pool.alloc(&AllocRequest::new(bytes, Tag::weights()).on(stream)).unwrap();
         // Space for both, side by side.
-        let spaces = [0, 1].map(|_| alloc(2 * granule, StreamId::DEFAULT));
+        let spaces = [0, 1].map(|_| alloc(granule, StreamId::DEFAULT));
         spaces.iter().for_each(|block| pool.free(block.id).unwrap());
         // A sleep waits for the device, so what was freed has passed.
         let kv = pool.alloc(&AllocRequest::new(512, Tag::kv_cache())).unwrap();
         pool.sleep(&SleepRequest::of([Tag::kv_cache()], Level::One)).unwrap();
         pool.free(kv.id).unwrap();
         let beside = alloc(granule / 2, StreamId::DEFAULT);
-        let block = alloc(7 * granule / 2, user);
+        let block = alloc(3 * granule / 2, user);
         assert_eq!(beside.range.end(), block.range.addr);
         pool.record_use(beside.id, reader).unwrap();
         pool.sleep(&SleepRequest::all(Level::One)).unwrap();
@@ -271,7 +272,7 @@ fn a_chunk_freed_in_parts_serves_no_request_while_work_touches_the_last() {
         let work = latch::write(&pool, user, &block, &latch, &[1; 512]);
         is_held.store(true, Ordering::Relaxed);
         pool.free(block.id).unwrap();
-        let next = alloc(4 * granule, other);
+        let next = alloc(2 * granule, other);
         let has_waited = latch.is_open();
         latch.open();
         work.wait().unwrap();

@@ -212,9 +212,9 @@ impl Run {
     fn alloc(&mut self, which: usize, bytes: u64) {
         let tag = self.tags[which].clone();
         // Freeing some of them in parts all the same must do no harm.
-        let is_freed_whole = self.next.is_multiple_of(2);
+        let is_freed_in_parts = self.next.is_multiple_of(2);
         let mut request = AllocRequest::new(bytes.max(1), tag.clone());
-        request.is_freed_whole = is_freed_whole;
+        request.is_freed_in_parts = is_freed_in_parts;
         self.next += 1;
         match self.pool.alloc(&request) {
             Ok(block) => {

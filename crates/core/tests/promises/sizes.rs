@@ -158,9 +158,9 @@ fn sizes_of_all_magnitudes_fit_where_live_memory_leaves_space() {
                 let bytes = log_uniform(&mut random, 512, 3 * GIB);
                 let granule_aligned = random.u8(..4) == 0;
                 let bytes = if granule_aligned { bytes.next_multiple_of(world.granule) } else { bytes };
-                let is_freed_whole = random.bool();
+                let is_freed_in_parts = random.bool();
                 let mut request = AllocRequest::new(bytes, tag(random.u64(..)));
-                request.is_freed_whole = is_freed_whole;
+                request.is_freed_in_parts = is_freed_in_parts;
                 if !world.alloc(&request) {
                     // When nothing fits any more, blocks are freed so that large sizes get their turn.
                     (0..4).for_each(|_| world.free(random.usize(..)));

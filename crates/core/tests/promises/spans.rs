@@ -201,46 +201,49 @@ fn blocks_that_a_sleep_drops_are_as_few_spans_as_hold_them() {
 }
 
 #[test]
-fn a_block_that_is_freed_whole_has_spans_from_the_beginning() {
+fn a_block_that_is_freed_in_parts_gives_each_granule_back() {
     let world = World::open(256, Some(64));
-    let whole = |granules| AllocRequest::new(granules * world.granule, Tag::weights()).freed_whole();
-    let block = world.pool.alloc(&whole(45)).unwrap();
-    assert_eq!(world.created()[..3], [16, 16, 13]);
-    world.fill(&block, 7);
-    world.sleep(45);
+    let in_parts = |granules| {
+        let request = AllocRequest::new(granules * world.granule, Tag::weights()).freed_in_parts();
+        world.pool.alloc(&request).unwrap()
+    };
+    let block = in_parts(9);
+    assert_eq!(world.created()[..9], [1; 9]);
+    let [first, last] = world.free_part(&block, 2..8)[..] else { panic!("two parts are left") };
+    world.pool.trim().unwrap();
+    assert_eq!(world.held(), 3);
+    world.fill(&first, 8);
+    world.sleep(3);
     world.wake();
-    world.assert_filled(&block, 0, 7);
+    world.assert_filled(&first, 0, 8);
+    [first, last].into_iter().for_each(|block| world.free(block));
+    world.end();
+}
 
-    // Its memory serves the next such block, and is released where chunks are needed.
-    world.free(block);
-    world.created();
-    let again = world.pool.alloc(&whole(45)).unwrap();
-    assert_eq!(world.created(), [0u64; 0]);
-    world.free(again);
-    let chunks = world.weights(60);
-    assert_eq!(world.held(), 60);
-    world.free(chunks);
-    world.pool.trim().unwrap();
-
-    // Where the device has none so large, chunks serve.
-    world.in_pieces(true);
-    let block = world.pool.alloc(&whole(45)).unwrap();
-    assert_eq!(world.held(), 45);
-
-    // If freed in parts all the same, it keeps chunks shared with the rest until it has slept.
-    world.free(block);
-    world.pool.trim().unwrap();
-    world.in_pieces(false);
-    let block = world.pool.alloc(&whole(32)).unwrap();
-    let [rest] = world.free_part(&block, 1..32)[..] else { panic!("one part is left") };
-    world.pool.trim().unwrap();
-    assert_eq!(world.held(), 16);
-    world.fill(&rest, 8);
-    world.pool.sleep(&SleepRequest::all(Level::One)).unwrap();
-    world.wake();
-    assert_eq!(world.held(), 1);
-    world.assert_filled(&rest, 0, 8);
+/// Chunks that freed parts keep are few, as new blocks get smaller ones then.
+#[test]
+fn what_freed_parts_keep_makes_chunks_smaller() {
+    let world = World::open(1024, None);
+    let whole = world.weights(256);
+    let largest = |granules: u64| {
+        world.pool.trim().unwrap();
+        world.created();
+        let block = world.weights(granules);
+        let largest = world.created().into_iter().max();
+        world.free(block);
+        world.pool.trim().unwrap();
+        largest
+    };
+    assert_eq!(largest(3), Some(3));
+    let [block, other] = [world.weights(3), world.weights(4)];
+    let [rest] = world.free_part(&block, 0..2)[..] else { panic!("one part is left") };
+    assert_eq!(largest(3), Some(3));
+    let [more] = world.free_part(&other, 0..3)[..] else { panic!("one part is left") };
+    assert_eq!(largest(3), Some(1), "five granules of two chunks are much");
     world.free(rest);
+    assert_eq!(largest(3), Some(3), "three are not");
+    world.free(more);
+    world.free(whole);
     world.end();
 }
 

@@ -309,9 +309,9 @@ impl Run {
     fn alloc(&mut self, tag: usize, bytes: u64, stream: StreamId) {
         let mapped_before = self.pool.stats().unwrap().mapped_bytes;
         let whole_bytes = bytes.next_multiple_of(self.granule());
-        let is_freed_whole = (bytes / 512).is_multiple_of(2);
+        let is_freed_in_parts = (bytes / 512).is_multiple_of(2);
         let mut request = AllocRequest::new(bytes, self.tags[tag].clone()).on(stream);
-        request.is_freed_whole = is_freed_whole;
+        request.is_freed_in_parts = is_freed_in_parts;
         let waits_before = self.ledger().waits;
         self.ledger().serving = true;
         self.ledger().queries = 0;

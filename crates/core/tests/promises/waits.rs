@@ -40,6 +40,7 @@ fn directed(
     let config = PoolConfig::default()
         .limited_to(granules.map(|granules| granules * device.info().granule_bytes))
         .in_chunks_of(4)
+        .in_spans_of(4)
         .in_segments_of(8);
     let pool = Pool::new(Arc::new(driver), config).unwrap();
     (device, pool, sender, reports)

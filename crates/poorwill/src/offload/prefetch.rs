@@ -131,8 +131,7 @@ impl<'a> Prefetcher<'a> {
             Self { arena, slots: Vec::new(), copy_stream, compute_stream, is_complete: true };
         let request = AllocRequest::new(slots.bytes, slots.tag.clone())
             .aligned_to(driver.info().granule_bytes)
-            .on(prefetcher.copy_stream.id())
-            .freed_whole();
+            .on(prefetcher.copy_stream.id());
         for _ in 0..slots.count.get() {
             let block = arena.alloc(&request)?;
             prefetcher.slots.push(block);

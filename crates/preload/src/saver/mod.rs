@@ -174,7 +174,7 @@ fn alloc_awake(opened: &Opened, region: &Region, bytes: u64) -> Result<(Block, T
     let granule_bytes = opened.arena().driver().info().granule_bytes;
     for nth in 0.. {
         let tag = opened.part(&region.tag, region.kind, nth)?;
-        let request = AllocRequest::new(bytes, tag.clone()).freed_whole();
+        let request = AllocRequest::new(bytes, tag.clone());
         let request = if bytes >= granule_bytes { request.aligned_to(granule_bytes) } else { request };
         match opened.arena().alloc(&request) {
             Err(PoolError::Asleep { .. }) => {}

@@ -80,7 +80,6 @@ __all__ = [
     "torch_call_afterwards",
     "torch_carve",
     "torch_has_segment_at",
-    "torch_leave_uncut",
     "torch_make_default",
     "torch_moment",
     "torch_refusal",
@@ -1320,14 +1319,6 @@ def torch_call_afterwards(look: Callable[[], None] | None) -> None:
     """Sets what Python's main thread calls after PyTorch got a segment; None unsets it.
 
     Its exceptions are raised in the main thread.
-    """
-
-def torch_leave_uncut(arena: Arena, tag: str, begins: bool) -> None:
-    """Begins or ends a scope in which PyTorch frees a tag's large segments whole.
-
-    They get large chunks then.
-
-    Raises as `torch_allocator`, and does nothing for an arena that was closed meanwhile.
     """
 
 def torch_moment() -> int:

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::process;
 use std::ptr;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -54,8 +54,6 @@ struct Route {
     ordinal: u32,
     /// By CUDA handle.
     streams: Mutex<HashMap<usize, StreamId>>,
-    /// Open scopes in which PyTorch frees large segments whole.
-    uncut: AtomicUsize,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -125,10 +123,9 @@ impl Routes {
         }
         let number = *count;
         let Some(route) = self.routes.get(number) else { return Err(RouteError::TooMany) };
-        let (streams, uncut) = Default::default();
+        let (opened, tag, streams) = (Arc::downgrade(opened), tag.clone(), Mutex::default());
         // Cannot fail: `count` is locked.
-        let _ =
-            route.set(Route { opened: Arc::downgrade(opened), tag: tag.clone(), ordinal, streams, uncut });
+        let _ = route.set(Route { opened, tag, ordinal, streams });
         *count += 1;
         Ok(number)
     }
@@ -158,16 +155,6 @@ impl Routes {
         let route = self.routes.get(number).and_then(OnceLock::get).filter(|_| self.is_here());
         if let Some(route) = route {
             lock(&self.by_device).insert(route.ordinal, number);
-        }
-    }
-
-    pub(crate) fn leave_uncut(&self, number: usize, begins: bool) {
-        if let Some(route) = self.routes.get(number).and_then(OnceLock::get).filter(|_| self.is_here()) {
-            if begins {
-                route.uncut.fetch_add(1, Ordering::Relaxed);
-            } else {
-                route.uncut.fetch_sub(1, Ordering::Relaxed);
-            }
         }
     }
 
@@ -280,7 +267,7 @@ impl Route {
         let stream = self.stream(&opened, stream)?;
         let mut request =
             AllocRequest::new(bytes, self.tag.clone()).on(stream).waiting_for_streams(REUSE_TIMEOUT);
-        request.is_freed_whole = is_one_block(bytes) && self.uncut.load(Ordering::Relaxed) > 0;
+        request.is_freed_in_parts = !is_one_block(bytes);
         match opened.with(|arena| arena.alloc(&request)) {
             Ok(block) => Ok((opened, block)),
             Err(ArenaError::Closed(message)) => Err(message),

@@ -4,10 +4,9 @@
 //! that are not held ([`crate::pool::operations::hold_guard`]). A need takes spare memory of its size, then reclaimable chunks of its
 //! size; the rest is created.
 //!
-//! Leftover free memory may have the wrong size. The pool keeps up to 1/64 more than its peak use. Above
-//! that, or at the limit, it splits chunk needs into granules and releases free memory, largest first, for
-//! every byte it creates. So a repeated load finds its memory. Larger chunks are never assembled from
-//! reclaimable ones, so that a sleep has few to release.
+//! Free memory may have the wrong size. The pool keeps up to 1/256 more than its peak use. Above that, or at the
+//! limit, it releases free memory, largest first, for every byte it creates: to release and create a large chunk costs
+//! less than to move many small ones.
 
 use std::cmp::Reverse;
 
@@ -15,7 +14,7 @@ use crate::pool::parts::physical::PhysicalMemory;
 use crate::pool::state::PoolState;
 use crate::pool::tools::mapping::Mapping;
 
-const SPARE_PART: u64 = 64;
+const SPARE_PART: u64 = 256;
 
 #[derive(Debug, Default)]
 pub(in crate::pool) struct Supply {
@@ -32,43 +31,26 @@ pub(in crate::pool) struct Supply {
 
 impl PoolState {
     /// Takes reclaimable memory that `needs` can use; the caller's `supplied` will be spare by then. Above
-    /// `allowed_bytes`, memory of the wrong size is released, and `may_split` needs for chunks become
-    /// granules. The caller has checked that enough is available ([`PoolState::reclaimable`]).
+    /// `allowed_bytes`, memory of the wrong size is released. The caller has checked that enough is available ([`PoolState::reclaimable`]).
     pub(in crate::pool) fn supply(
         &mut self,
         memory: &PhysicalMemory,
-        needs: &mut Vec<Mapping>,
+        needs: &[Mapping],
         supplied: &[Mapping],
         allowed_bytes: u64,
-        may_split: bool,
     ) -> Supply {
-        let shape = self.heap().shape();
-        let (granule, chunk) = (shape.granule_bytes, shape.chunk_bytes);
-        let available = |bytes| memory.spare_count(bytes) + count(supplied, bytes);
         let committed_bytes = memory.counters().committed_bytes();
-        let excess = |create_bytes: u64| (committed_bytes + create_bytes).saturating_sub(allowed_bytes);
         let mut supply = Supply::default();
-        let (mut create_bytes, mut missing_chunks) = (0, 0);
-        for size in sizes(needs).into_iter().filter(|size| *size > granule) {
-            let missing = self.supply_size(size, count(needs, size), available(size), &mut supply);
-            create_bytes += missing as u64 * size;
-            if size == chunk {
-                missing_chunks = missing;
-            }
+        for bytes in sizes(needs) {
+            let available = memory.spare_count(bytes) + count(supplied, bytes);
+            let taken = available.min(count(needs, bytes));
+            let found = self.steal(bytes, count(needs, bytes) - taken, &mut supply.leaving);
+            supply.reserved.push((bytes, taken + found));
         }
-        if may_split && missing_chunks > 0 {
-            let have = available(granule) + self.reclaimable_granules();
-            let wanted = count(needs, granule);
-            create_bytes += wanted.saturating_sub(have) as u64 * granule;
-            let too_many = usize::try_from(excess(create_bytes).div_ceil(chunk)).unwrap_or(usize::MAX);
-            let spare = have.saturating_sub(wanted) / shape.granules(chunk);
-            split_last(needs, missing_chunks.min(spare).min(too_many), chunk, granule);
-        }
-        self.supply_size(granule, count(needs, granule), available(granule), &mut supply);
         let of = |mappings: &[Mapping]| mappings.iter().map(|mapping| mapping.range.bytes).sum::<u64>();
         let reserved: u64 = supply.reserved.iter().map(|(bytes, count)| bytes * *count as u64).sum();
         supply.create_bytes = of(needs) - reserved;
-        supply.release_bytes = excess(supply.create_bytes);
+        supply.release_bytes = (committed_bytes + supply.create_bytes).saturating_sub(allowed_bytes);
         let free_bytes = memory.counters().spare_bytes() + of(supplied) + of(&supply.leaving);
         let spare_bytes = free_bytes.saturating_sub(reserved);
         if supply.release_bytes > spare_bytes {
@@ -118,14 +100,6 @@ impl PoolState {
             leaving.push(mapping);
         }
     }
-
-    /// Finds `wanted` chunks of one size; returns how many are missing.
-    fn supply_size(&mut self, bytes: u64, wanted: usize, available: usize, supply: &mut Supply) -> usize {
-        let taken = available.min(wanted);
-        let found = self.steal(bytes, wanted - taken, &mut supply.leaving);
-        supply.reserved.push((bytes, taken + found));
-        wanted - taken - found
-    }
 }
 
 fn count(mappings: &[Mapping], bytes: u64) -> usize {
@@ -138,15 +112,4 @@ fn sizes(mappings: &[Mapping]) -> Vec<u64> {
     sizes.sort_unstable_by_key(|size| Reverse(*size));
     sizes.dedup();
     sizes
-}
-
-/// Turns the last `count` needs for a chunk into granules.
-fn split_last(needs: &mut Vec<Mapping>, count: usize, chunk: u64, granule: u64) {
-    let chunks: Vec<usize> = (0..needs.len()).filter(|nth| needs[*nth].range.bytes == chunk).collect();
-    for nth in chunks.into_iter().rev().take(count) {
-        let Mapping { segment, range, .. } = needs[nth];
-        let granules =
-            (0..range.bytes / granule).map(|i| Mapping::absent(segment, range.addr + i * granule, granule));
-        needs.splice(nth..=nth, granules);
-    }
 }

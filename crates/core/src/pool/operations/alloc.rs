@@ -211,8 +211,7 @@ impl Shared {
         let used_bytes =
             memory.counters().committed_bytes().saturating_sub(reclaimable_bytes) + candidate.absent_bytes;
         let allowed_bytes = state.allowed_bytes(used_bytes);
-        let mut supply =
-            state.supply(memory, &mut placement.lacking, &placement.leaving, allowed_bytes, true);
+        let mut supply = state.supply(memory, &placement.lacking, &placement.leaving, allowed_bytes);
         supply.ahead = state.granules_ahead(memory, &supply, used_bytes, allowed_bytes);
         let _access = SharedAccess::enter(self, &mut state, tag);
         drop(state);

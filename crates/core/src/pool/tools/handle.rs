@@ -47,9 +47,9 @@ pub struct AllocRequest {
     /// Longest wait of the call in all: for work, and for a sleep or wake of its tag. `None`: no limit, even
     /// if that needs the waiting thread.
     pub wait_max: Option<Duration>,
-    /// Whether the block is never freed in parts. Its memory then has the fewest mappings
-    /// ([`PoolConfig::span_granules`](crate::PoolConfig::span_granules)).
-    pub is_freed_whole: bool,
+    /// Whether parts of the block will be freed alone ([`Pool::free_part`](crate::Pool::free_part)). Its memory is
+    /// single granules then, each of which goes back alone.
+    pub is_freed_in_parts: bool,
 }
 
 impl AllocRequest {
@@ -57,7 +57,7 @@ impl AllocRequest {
     #[must_use]
     pub fn new(bytes: u64, tag: Tag) -> Self {
         let (align, stream, stream_wait_max) = (UNIT_BYTES, StreamId::DEFAULT, STREAM_WAIT_DEFAULT);
-        Self { bytes, align, tag, stream, stream_wait_max, wait_max: None, is_freed_whole: false }
+        Self { bytes, align, tag, stream, stream_wait_max, wait_max: None, is_freed_in_parts: false }
     }
 
     /// Sets `stream_wait_max`: a longer one saves memory while work is queued.
@@ -81,11 +81,11 @@ impl AllocRequest {
         self
     }
 
-    /// For a block that is freed whole: few large mappings are released faster. Freed in parts, it keeps
-    /// memory longer.
+    /// For a block whose parts are freed alone: single granules cost more driver calls, and each goes back
+    /// alone.
     #[must_use]
-    pub fn freed_whole(mut self) -> Self {
-        self.is_freed_whole = true;
+    pub fn freed_in_parts(mut self) -> Self {
+        self.is_freed_in_parts = true;
         self
     }
 

@@ -3,6 +3,12 @@
 use super::config::PoolConfig;
 use crate::driver::{DeviceInfo, DeviceRange};
 
+/// Of a chunk: smaller blocks get granules. PyTorch gives tensors of 10 MiB segments of their own.
+const LARGE_PART: u64 = 3;
+
+/// Of a span: the largest chunk before a wake.
+const LOADING_PART: u64 = 4;
+
 #[derive(Debug, Clone, Copy)]
 pub(in crate::pool) struct Shape {
     pub(in crate::pool) granule_bytes: u64,
@@ -37,15 +43,21 @@ impl Shape {
         self.limit_bytes.unwrap_or(self.total_bytes)
     }
 
-    /// Whether a block consists of chunks and granules.
+    /// Whether a block has chunks of its own, but for the end of its last granule.
     pub(in crate::pool) fn is_large(&self, bytes: u64) -> bool {
-        bytes >= self.chunk_bytes && self.chunk_bytes > self.granule_bytes
+        let least_bytes = (self.chunk_bytes / LARGE_PART).max(2 * self.granule_bytes);
+        bytes >= least_bytes && self.chunk_bytes > self.granule_bytes
     }
 
     /// The bytes that a block of this size needs in granules.
     pub(in crate::pool) fn small_demand(&self, bytes: u64) -> u64 {
-        let Self { granule_bytes, chunk_bytes, .. } = *self;
-        if bytes < granule_bytes { bytes } else { (bytes % chunk_bytes).next_multiple_of(granule_bytes) }
+        let granule = self.granule_bytes;
+        match bytes % granule {
+            _ if bytes < granule => bytes,
+            0 if self.is_large(bytes) => 0,
+            _ if self.is_large(bytes) => granule,
+            _ => bytes.next_multiple_of(granule),
+        }
     }
 
     /// A segment's granules are counted in memory, so their number fits.
@@ -55,17 +67,6 @@ impl Shape {
 
     pub(in crate::pool) fn granule_range(&self, addr: u64, first: usize, count: usize) -> DeviceRange {
         DeviceRange::new(addr + first as u64 * self.granule_bytes, count as u64 * self.granule_bytes)
-    }
-
-    /// `range` in chunks as far as they fit, and its rest in granules.
-    pub(in crate::pool) fn chunks_of(&self, range: DeviceRange) -> impl Iterator<Item = DeviceRange> + use<> {
-        let Self { granule_bytes, chunk_bytes, .. } = *self;
-        let chunk_at = move |at: u64| {
-            let is_whole = chunk_bytes <= range.end() - at;
-            DeviceRange::new(at, if is_whole { chunk_bytes } else { granule_bytes })
-        };
-        let first = (range.bytes > 0).then(|| chunk_at(range.addr));
-        std::iter::successors(first, move |chunk| (chunk.end() < range.end()).then(|| chunk_at(chunk.end())))
     }
 
     /// `range`, to the end of its last granule, in as few chunks of at most `largest_bytes` as possible.
@@ -82,7 +83,9 @@ impl Shape {
         })
     }
 
-    pub(in crate::pool) fn largest_chunk(&self, is_discardable: bool, is_freed_whole: bool) -> u64 {
-        if is_discardable || is_freed_whole { self.span_bytes } else { self.chunk_bytes }
+    /// The largest chunk of a new block. A block that may leave before it was asleep has smaller ones: more of them
+    /// serve the next block where they are.
+    pub(in crate::pool) fn largest_chunk(&self, is_discardable: bool) -> u64 {
+        if is_discardable { self.span_bytes } else { (self.span_bytes / LOADING_PART).max(self.chunk_bytes) }
     }
 }

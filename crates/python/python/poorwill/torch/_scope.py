@@ -227,7 +227,8 @@ class Scope:
                 self._is_close = is_capturing or not self._may_look_afterwards()
                 if not self._is_close:
                     self._modes_before = modes()
-                    self._uncut = _leave_uncut(self.arena, self.tag)
+                    # So large free parts are whole at the next check.
+                    self._uncut = lower_split_limit(_cache.STEP_BYTES >> 20)
                     undo.enter_context(self._uncut)
                     # No call reports the first product.
                     self._keep_workspaces_out()
@@ -324,17 +325,6 @@ def _let_cache_go(arena: Arena) -> None:
                 _native.torch_set_cached_max(arena, 0)
         if is_last:
             _native.torch_trim(arena)
-
-
-@contextlib.contextmanager
-def _leave_uncut(arena: Arena, tag: str) -> Iterator[None]:
-    """PyTorch does not split large free parts meanwhile, so they are whole at the next check."""
-    with lower_split_limit(_cache.STEP_BYTES >> 20):
-        _native.torch_leave_uncut(arena, tag, True)
-        try:
-            yield
-        finally:
-            _native.torch_leave_uncut(arena, tag, False)
 
 
 def _look_afterwards() -> None:

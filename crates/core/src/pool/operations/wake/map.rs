@@ -147,8 +147,7 @@ impl Shared {
     /// Reclaims free memory for the mappings, so that the rest may be created under the limit. Returns `Some` where the
     /// limit does not allow it, with the driver's refusal of a release, if any.
     fn make_space(&self, memory: &mut PhysicalMemory, mappings: &[Mapping]) -> Option<Option<DriverError>> {
-        let mut needs: Vec<Mapping> =
-            mappings.iter().filter(|mapping| mapping.is_absent()).copied().collect();
+        let needs: Vec<Mapping> = mappings.iter().filter(|mapping| mapping.is_absent()).copied().collect();
         let needed_bytes: u64 = needs.iter().map(|mapping| mapping.range.bytes).sum();
         let limit_bytes = self.shape().limit_bytes.unwrap_or(u64::MAX);
         let supply = {
@@ -161,7 +160,7 @@ impl Shared {
             // Sizes other than the free ones are no reason to hold more than the peak.
             let used_bytes = memory.counters().committed_bytes().saturating_sub(free_bytes) + needed_bytes;
             let allowed_bytes = state.allowed_bytes(used_bytes);
-            state.supply(memory, &mut needs, &[], allowed_bytes, false)
+            state.supply(memory, &needs, &[], allowed_bytes)
         };
         let mut refused = self.dispose(memory, supply.leaving);
         if supply.release_bytes > 0 {

@@ -19,6 +19,8 @@ pub(super) struct FreeLists {
     /// Tags with free blocks that hold a granule.
     with_granules: BTreeSet<TagKey>,
     unmap_failed: Vec<BlockKey>,
+    /// In blocks of that kind.
+    pinned_bytes: u64,
     /// First addresses of segments that may be wholly unmapped.
     emptied: Vec<u64>,
 }
@@ -112,6 +114,10 @@ impl FreeLists {
         self.stream_lists.forget(key, clocks);
     }
 
+    pub(super) fn pinned_bytes(&self) -> u64 {
+        self.pinned_bytes
+    }
+
     pub(super) fn unmap_failed(&self) -> &[BlockKey] {
         &self.unmap_failed
     }
@@ -145,7 +151,8 @@ impl FreeLists {
                 }
             }
             HeapBlockKind::UnmapFailed => self.unmap_failed.push(key),
-            HeapBlockKind::Pinned | HeapBlockKind::Live | HeapBlockKind::Waiting | HeapBlockKind::Vacant => {}
+            HeapBlockKind::Pinned => self.pinned_bytes += bytes,
+            HeapBlockKind::Live | HeapBlockKind::Waiting | HeapBlockKind::Vacant => {}
         }
     }
 
@@ -164,7 +171,8 @@ impl FreeLists {
             HeapBlockKind::Large => drop(self.of_list(list).large.remove(&(bytes, key))),
             HeapBlockKind::Unmapped => drop(self.of_list(list).unmapped.remove(&(bytes, key))),
             HeapBlockKind::UnmapFailed => self.unmap_failed.retain(|unmap_failed| *unmap_failed != key),
-            HeapBlockKind::Pinned | HeapBlockKind::Live | HeapBlockKind::Waiting | HeapBlockKind::Vacant => {}
+            HeapBlockKind::Pinned => self.pinned_bytes -= bytes,
+            HeapBlockKind::Live | HeapBlockKind::Waiting | HeapBlockKind::Vacant => {}
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! segment (one reservation, one tag)
-//! chunks: [       32 MiB       ][       32 MiB       ][2][2][2]  -  -  -
+//! chunks: [                   80 MiB                  ][2][2][2]  -  -  -
 //! blocks: [ live                                        ][small][   unmapped   ]
 //! ```
 //!
@@ -289,7 +289,7 @@ impl Heap {
     fn free_split(&mut self, key: BlockKey, freed_epoch: u64) -> BlockKey {
         let block = self.blocks[key];
         let tag = self.tag_of_list(block.list);
-        if block.bytes() < self.shape.chunk_bytes && !self.lists.tag(tag).has_cut_chunks() {
+        if !self.shape.is_large(block.bytes()) && !self.lists.tag(tag).has_cut_chunks() {
             // Too small to have anything but granules.
             return self.insert_free(key, HeapBlockKind::Small, freed_epoch);
         }

@@ -102,7 +102,9 @@ impl Heap {
         let Some((location, end)) = self.chunk_at(self.blocks[key].addr) else { return key };
         let first = self.block_at(key, location.1);
         let Some((list, freed_epoch)) = self.freed_at(first, end) else { return key };
+        self.unlink(first);
         while self.blocks[first].end() < end {
+            self.unlink(self.blocks[first].next);
             self.blocks.join_next(first);
         }
         self.blocks[first].list = list;

@@ -1,10 +1,9 @@
 //! Placement: which free addresses serve a request, and which memory they lack.
 //!
 //! Of the candidates looked at, the one that needs the least memory mapped is taken; among equals, the one in the
-//! smallest block. New addresses compete, too, and cost the whole block. Blocks of at least a chunk get chunks first
-//! and granules last: their chunks are unmapped whole, and their tails share granules with small blocks. A block that
-//! a sleep discards, or that is freed only as a whole, gets the fewest chunks of exactly its length. A chunk larger
-//! than `chunk_bytes` is used whole or not at all, whatever the tag.
+//! smallest block. New addresses compete, too, and cost the whole block. A large block gets as few chunks as possible,
+//! of exactly its length: driver calls cost by the chunk, not by the byte. What its last granule has to spare serves
+//! small blocks. Small blocks, and those that are freed in parts, get granules.
 
 use std::cmp::Reverse;
 
@@ -14,6 +13,7 @@ use crate::driver::DeviceRange;
 use crate::pool::tools::handle::BlockId;
 use crate::pool::tools::keys::{BlockKey, ListKey, SegmentKey, TagKey};
 use crate::pool::tools::mapping::Mapping;
+use crate::pool::tools::shape::Shape;
 use crate::pool::tools::units::UNIT_BYTES;
 
 /// Blocks looked at for a request smaller than a chunk.
@@ -47,7 +47,28 @@ pub(in crate::pool) struct Placement {
     pub(in crate::pool) leaving: Vec<Mapping>,
 }
 
+/// What freed parts may keep of chunks that still have a live part, of what is live, or one chunk. More than that, and
+/// new blocks get smaller chunks.
+const PINNED_PART: u64 = 128;
+
 impl Heap {
+    /// The largest chunk to create for a block.
+    pub(in crate::pool) fn largest_chunk(
+        &self,
+        is_discardable: bool,
+        bytes: u64,
+        is_freed_in_parts: bool,
+    ) -> u64 {
+        let Shape { granule_bytes, chunk_bytes, .. } = self.shape;
+        let pins_much = self.lists.pinned_bytes() > chunk_bytes.max(self.counts.live_bytes() / PINNED_PART);
+        match (is_freed_in_parts, pins_much && !is_discardable) {
+            (true, _) => granule_bytes,
+            (false, true) if bytes < chunk_bytes => granule_bytes,
+            (false, true) => chunk_bytes,
+            (false, false) => self.shape.largest_chunk(is_discardable),
+        }
+    }
+
     /// A candidate that needs no memory, if one is found fast.
     pub(in crate::pool) fn ready_candidate(
         &self,
@@ -73,10 +94,15 @@ impl Heap {
         Candidate { first, start, absent_bytes: 0, cut: None, block_bytes: self.blocks[first].bytes() }
     }
 
+    /// Of a large request, without the end that shares a granule.
+    fn chunks_bytes(&self, bytes: u64) -> u64 {
+        bytes / self.shape.granule_bytes * self.shape.granule_bytes
+    }
+
     /// One of the first large blocks that fit, if it lacks nothing; else what an earlier block of this size has left
     /// in granules.
     fn ready_large_candidate(&self, tag: TagKey, list: ListKey, bytes: u64) -> Option<Candidate> {
-        let chunks_bytes = bytes / self.shape.chunk_bytes * self.shape.chunk_bytes;
+        let chunks_bytes = self.chunks_bytes(bytes);
         let large = self.lists.tag(tag).large().range((chunks_bytes, BlockKey::FIRST)..).take(LOOKS);
         let starts = large.flat_map(|(_, key)| {
             let block = &self.blocks[*key];
@@ -159,12 +185,11 @@ impl Heap {
         list: ListKey,
         bytes: u64,
     ) -> impl Iterator<Item = Candidate> {
-        let chunk_bytes = self.shape.chunk_bytes;
         let lists = self.lists.tag(tag);
         let large = lists.large().iter().rev().take(MANY_LOOKS).flat_map(move |(block_bytes, key)| {
             let addr = self.blocks[*key].addr;
-            // At the start, or so that whole chunks end with the block and granules follow.
-            let chunks_bytes = (bytes / chunk_bytes * chunk_bytes).min(*block_bytes);
+            // At the start, or so that its chunks end with the block.
+            let chunks_bytes = self.chunks_bytes(bytes).min(*block_bytes);
             let late = addr + block_bytes - chunks_bytes;
             [Some(addr), (late > addr).then_some(late)].into_iter().flatten().map(|start| (*key, start))
         });
@@ -198,9 +223,9 @@ impl Heap {
         starts.filter_map(move |(key, start)| self.candidate(key, start, bytes, list))
     }
 
-    /// `None` unless all of it is free and usable, and no more of a large request than its end would lie in granules.
+    /// `None` unless all of it is free and usable, and of a large request no more than the end lies in granules.
     fn candidate(&self, first: BlockKey, start: u64, bytes: u64, list: ListKey) -> Option<Candidate> {
-        let (granule, chunk_bytes) = (self.shape.granule_bytes, self.shape.chunk_bytes);
+        let granule = self.shape.granule_bytes;
         let end = start.checked_add(bytes)?;
         let (mut absent_bytes, mut cut, mut granule_bytes) = (0, None, 0);
         for (kind, block) in self.blocks.walk(first) {
@@ -208,25 +233,23 @@ impl Heap {
             match kind {
                 HeapBlockKind::Unmapped => {
                     absent_bytes += to.next_multiple_of(granule) - from;
-                    granule_bytes += (to - from) % chunk_bytes;
                 }
                 HeapBlockKind::Small if self.is_usable(block, list) => granule_bytes += to - from,
                 HeapBlockKind::Large if self.shape.is_large(bytes) && self.is_usable(block, list) => {
                     if let Some((at, chunk_bytes)) = self.cut_off(block, from, to)? {
-                        // The chunk is unmapped, and granules take its place.
+                        // The chunk is unmapped, and a smaller one takes its place.
                         if !self.is_complete(block) || self.is_pinned(self.tag_of_list(block.list)) {
                             return None;
                         }
                         cut = Some((at, chunk_bytes));
                         absent_bytes += (to - at).next_multiple_of(granule);
-                        granule_bytes += to - at;
                     }
                 }
                 _ => return None,
             }
             if to == end {
-                if self.shape.is_large(bytes) && granule_bytes > bytes % chunk_bytes {
-                    return None; // Granules in place of chunks would be missed where only granules will do.
+                if self.shape.is_large(bytes) && granule_bytes >= granule {
+                    return None; // Small blocks would miss them.
                 }
                 let block_bytes = self.blocks[first].bytes();
                 return Some(Candidate { first, start, absent_bytes, cut, block_bytes });
@@ -235,17 +258,14 @@ impl Heap {
         None
     }
 
-    /// The chunk of a large block that `to` cuts, by address and size, if any. `None` where no block can lie.
+    /// The chunk of a large block that `to` cuts, by address and size, if any. `None` where `from` cuts one.
     fn cut_off(&self, block: &HeapBlock, from: u64, to: u64) -> Option<Option<(u64, u64)>> {
         if from == block.addr && to == block.end() {
             return Some(None);
         }
         let segment = self.segments.get(self.segments.of_addr(block.addr))?;
-        match (segment.across(from), segment.across(to)) {
-            (Some(_), _) => None,
-            (None, Some((_, chunk))) if chunk.bytes > self.shape.chunk_bytes => None,
-            (None, across) => Some(across.map(|(at, chunk)| (at, chunk.bytes))),
-        }
+        let is_cut = segment.across(from).is_some();
+        (!is_cut).then(|| segment.across(to).map(|(at, chunk)| (at, chunk.bytes)))
     }
 
     /// Makes a candidate and the rest of its last granule a block in use, without a handle yet. New chunks have at
@@ -289,22 +309,19 @@ impl Heap {
         (start, end): (u64, u64),
         largest_bytes: u64,
     ) -> Vec<Mapping> {
-        let mut lacking = Vec::new();
+        let (mut lacking, granule) = (Vec::new(), self.shape.granule_bytes);
         for (kind, block) in self.blocks.walk(first).take_while(|(_, block)| block.addr < end) {
             if kind != HeapBlockKind::Unmapped {
                 continue;
             }
             let (at, to) = (block.addr.max(start), block.end().min(end));
-            let absent = |range: DeviceRange| Mapping::absent(segment, range.addr, range.bytes);
-            let mut range = DeviceRange::new(at, to - at);
-            if largest_bytes > self.shape.chunk_bytes && self.shape.is_large(end - start) {
-                // Separate, as the rest of the last granule serves small blocks.
-                let whole =
-                    DeviceRange::new(at, range.bytes / self.shape.granule_bytes * self.shape.granule_bytes);
-                lacking.extend(self.shape.exact_chunks(whole, largest_bytes).map(absent));
-                range = DeviceRange::new(whole.end(), to - whole.end());
-            }
-            lacking.extend(self.shape.chunks_of(range).map(absent));
+            // The last granule is separate: its rest serves small blocks.
+            let whole_bytes =
+                if self.shape.is_large(end - start) { (to - at) / granule * granule } else { 0 };
+            let exact = self.shape.exact_chunks(DeviceRange::new(at, whole_bytes), largest_bytes);
+            let rest = DeviceRange::new(at + whole_bytes, to - at - whole_bytes);
+            let chunks = exact.chain(self.shape.exact_chunks(rest, granule));
+            lacking.extend(chunks.map(|range| Mapping::absent(segment, range.addr, range.bytes)));
         }
         lacking
     }

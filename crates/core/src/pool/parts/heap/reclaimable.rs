@@ -49,15 +49,6 @@ impl Heap {
         blocks.map(|key| self.whole_granules(&self.blocks[key])).map(|(start, end)| end - start).sum()
     }
 
-    pub(in crate::pool) fn reclaimable_granules(&self, ready: Ready<'_>) -> usize {
-        let complete = self
-            .reclaimable_small(ready)
-            .map(|key| &self.blocks[key])
-            .filter(|block| self.is_complete(block));
-        let bytes = complete.map(|block| self.whole_granules(block)).map(|(start, end)| end - start).sum();
-        self.shape.granules(bytes)
-    }
-
     /// Takes `bytes` of reclaimable memory, or all of it, the largest chunks first.
     pub(in crate::pool) fn steal_bytes(&mut self, ready: Ready<'_>, bytes: u64, leaving: &mut Vec<Mapping>) {
         let sum = |leaving: &[Mapping]| leaving.iter().map(|mapping| mapping.range.bytes).sum::<u64>();
@@ -263,7 +254,7 @@ mod tests {
 
     #[test]
     fn what_is_reclaimable_is_what_a_walk_of_all_blocks_finds() {
-        let (mut random, mut seen) = (fastrand::Rng::with_seed(11), 0);
+        let (mut random, mut seen, mut pins) = (fastrand::Rng::with_seed(11), 0, 0);
         let mut model = Model::new(6);
         let asleep = model.tags[5];
         let ready = |tag: TagKey| tag != asleep;
@@ -295,10 +286,15 @@ mod tests {
             let (tags, sums) = model.walk(&ready);
             let kept: BTreeSet<TagKey> = model.heap.lists.tags_with_granules().map(|(tag, _)| tag).collect();
             assert_eq!((kept, model.heap.reclaimable(&ready)), (tags, sums));
+            let blocks = model.heap.segments.iter().flat_map(|(_, segment)| model.heap.walk(segment));
+            let pinned = blocks.filter(|(kind, _)| *kind == HeapBlockKind::Pinned);
+            let pinned_bytes: u64 = pinned.map(|(_, block)| block.bytes()).sum();
+            assert_eq!(model.heap.lists.pinned_bytes(), pinned_bytes);
+            pins += usize::from(pinned_bytes > 0);
             seen +=
                 usize::from(sums.stream_safe_bytes > 0 && sums.pending_bytes > 0 && sums.pinned_bytes > 0);
         }
-        assert!(seen > 500, "{seen} states had all three");
+        assert!(seen > 500 && pins > 500, "{seen} states had all three, {pins} parts of chunks");
     }
 
     #[test]
