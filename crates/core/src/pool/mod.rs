@@ -17,6 +17,8 @@
 //! `shared` names the locks and their order.
 
 mod close;
+#[cfg(test)]
+mod growth;
 mod means;
 mod operations;
 mod parts;

@@ -19,10 +19,7 @@ use crate::pool::tools::keys::{BlockKey, ListKey, SegmentKey, TagKey};
 use crate::pool::tools::mapping::{Backing, Mapping};
 use crate::pool::tools::shape::Shape;
 use crate::pool::tools::units::{UNIT_BYTES, bytes_max};
-use crate::tag::{Tag, TagPolicy};
-
-/// Segments inspected per new tag, at most.
-const SEGMENTS_A_TAG: usize = 16;
+use crate::tag::{SleepAction, Tag, TagPolicy};
 
 #[derive(Debug)]
 pub(super) struct PoolState {
@@ -115,9 +112,8 @@ impl PoolState {
     /// Forgets tags without segments, holds or settings.
     fn forget_tags(&mut self) {
         let segments = self.heap.segments();
-        let held = self.holds.all().filter_map(|(name, _)| self.tags.find(name));
-        let used: HashSet<TagKey> = segments.iter().map(|(_, segment)| segment.tag()).chain(held).collect();
-        for tag in self.tags.forget(|tag| !used.contains(&tag), segments.len() / SEGMENTS_A_TAG) {
+        let held: HashSet<TagKey> = self.holds.all().filter_map(|(name, _)| self.tags.find(name)).collect();
+        for tag in self.tags.forget(|tag| !segments.has_some_of(tag) && !held.contains(&tag)) {
             self.heap.forget_tag(tag);
             self.backups.forget_tag(tag);
         }
@@ -164,6 +160,18 @@ impl PoolState {
     pub(super) fn largest_chunk(&self, tag: TagKey, request: &AllocRequest) -> u64 {
         let is_discardable = self.tags.get(tag).policy().is_discardable();
         self.heap.largest_chunk(is_discardable, request.bytes, request.is_freed_in_parts)
+    }
+
+    /// See [`TagEntry::fall_asleep`](crate::pool::parts::tags::TagEntry::fall_asleep).
+    pub(super) fn fall_asleep(&mut self, tag: TagKey, how: SleepAction, kept: Vec<DeviceRange>) {
+        self.tags.get_mut(tag).fall_asleep(how, kept);
+        self.heap.set_held(tag, false);
+    }
+
+    pub(super) fn wake(&mut self, tag: TagKey) {
+        let has_blocks = self.heap.live_of(tag).live_blocks > 0;
+        self.tags.get_mut(tag).wake(has_blocks);
+        self.heap.set_held(tag, true);
     }
 
     /// The tag is awake.
@@ -374,9 +382,7 @@ impl PoolState {
 
     /// Held, but not live.
     pub(super) fn cached_bytes(&self, counters: &Counters) -> u64 {
-        let held = self.tags.iter().filter(|(_, entry)| entry.state().is_held());
-        let live_bytes = held.map(|(tag, _)| self.heap.live_of(tag).live_bytes).sum();
-        counters.held_bytes().saturating_sub(live_bytes)
+        counters.held_bytes().saturating_sub(self.heap.held_live_bytes())
     }
 
     pub(super) fn set_cached_max_bytes(&mut self, cached_max_bytes: Option<u64>) {

@@ -8,6 +8,7 @@
 //! No lock is held while another pool is called, so two pools that lack memory do not wait for each other.
 //! Preparations give way meanwhile, in every pool.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::spill::Spilled;
@@ -56,6 +57,7 @@ impl Shared {
 
     /// Drops the backups of all unused awake tags, except those that fall asleep.
     fn release_idle_backups(&self, falling: &[TagKey]) -> u64 {
+        let falling: HashSet<TagKey> = falling.iter().copied().collect();
         let shared_accesses = self.shared_accesses(|state, tag| {
             !state.is_closed() && state.backups().has(tag) && !falling.contains(&tag)
         });

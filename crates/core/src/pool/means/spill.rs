@@ -6,7 +6,7 @@
 //!
 //! Promise: a backup is in host memory until it is wholly on disk. What fails changes nothing.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use crate::backup::BackupBuffer;
@@ -43,7 +43,8 @@ impl Shared {
     /// Of `tags`, or of all, those that sleep. Returns the bytes moved.
     pub(in crate::pool) fn spill(&self, tags: Option<&[Tag]>) -> Result<u64> {
         let failed = |source| PoolError::Driver { op: SPILL, source };
-        let selected = self.open_state()?.tags().selected(SPILL, tags)?;
+        let selected: HashSet<TagKey> =
+            self.open_state()?.tags().selected(SPILL, tags)?.into_iter().collect();
         if self.backups().disk().is_none() {
             let reason = "the backups have no disk; open the arena with one".to_owned();
             return Err(failed(DriverError::new(Op::DiskWrite, DriverErrorKind::Unsupported { reason })));
@@ -110,9 +111,7 @@ impl Shared {
         last: Option<Location>,
     ) -> Option<(Location, Arc<BackupBuffer>)> {
         let state = self.lock_state();
-        let sleeps =
-            |tag| state.tags().iter().any(|(key, entry)| key == tag && entry.sleep_number().is_some());
-        if is_falling || sleeps(tag) { state.backups().next_buffer(tag, last) } else { None }
+        if is_falling || state.tags().sleeps(tag) { state.backups().next_buffer(tag, last) } else { None }
     }
 }
 

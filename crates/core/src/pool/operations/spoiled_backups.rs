@@ -5,6 +5,7 @@
 //! backup changed. So its backup is checked before it is overwritten, reused or dropped. A spoiled one means
 //! a lost granule ([`crate::pool::means::loss_owners`]), unless the device has the right bytes.
 
+use std::collections::HashSet;
 use std::num::NonZero;
 use std::thread;
 
@@ -89,6 +90,7 @@ impl Shared {
 
     /// The same for those of `tags` that are awake and have no sleep running.
     pub(super) fn lose_spoiled_of_awake(&self, tags: &[TagKey]) -> Result<Vec<LostRange>, DriverError> {
+        let tags: HashSet<TagKey> = tags.iter().copied().collect();
         let shared_accesses = self.shared_accesses(|_, tag| tags.contains(&tag));
         self.lose_spoiled(&shared_accesses.iter().map(SharedAccess::tag).collect::<Vec<_>>())
     }

@@ -46,7 +46,9 @@ impl Holds {
             *count -= 1;
         }
         holders.retain(|_, count| *count > 0);
-        self.tags.retain(|_, holders| !holders.is_empty());
+        if holders.is_empty() {
+            self.tags.remove(tag);
+        }
     }
 
     pub(in crate::pool) fn check_all(&self, op: &'static str) -> Result<()> {

@@ -3,7 +3,7 @@
 //! Tags are found by name in constant time, and forgotten when nothing is known of them. [`TagKey`] says how
 //! to keep a key valid.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use slotmap::SlotMap;
@@ -14,6 +14,7 @@ use crate::pool::tools::error::{PoolError, Result};
 use crate::pool::tools::keys::TagKey;
 use crate::pool::tools::report::SleepRequest;
 use crate::pool::tools::tag_lock::TagLock;
+use crate::pool::tools::visits;
 use crate::tag::{Changes, Dropped, SleepAction, StoredAs, Tag, TagPolicy, TagState};
 
 /// Tags of this process that have fallen asleep, of any pool.
@@ -117,15 +118,22 @@ impl Tags {
 
     /// Panics if the tag was forgotten, which the rules of [`TagKey`] prevent.
     pub(in crate::pool) fn get(&self, key: TagKey) -> &TagEntry {
+        visits::count();
         &self.entries[key]
     }
 
     pub(in crate::pool) fn get_mut(&mut self, key: TagKey) -> &mut TagEntry {
+        visits::count();
         &mut self.entries[key]
     }
 
     pub(in crate::pool) fn iter(&self) -> impl Iterator<Item = (TagKey, &TagEntry)> {
-        self.entries.iter()
+        self.entries.iter().inspect(|_| visits::count())
+    }
+
+    /// Whether it is known, and sleeps.
+    pub(in crate::pool) fn sleeps(&self, key: TagKey) -> bool {
+        self.entries.get(key).is_some_and(|entry| entry.sleep_number().is_some())
     }
 
     pub(in crate::pool) fn count(&self) -> usize {
@@ -147,8 +155,8 @@ impl Tags {
     }
 
     /// Forgets tags without settings that `is_empty`, and returns them. The next sweep comes at twice as many
-    /// tags, or `spare` more.
-    pub(in crate::pool) fn forget(&mut self, is_empty: impl Fn(TagKey) -> bool, spare: usize) -> Vec<TagKey> {
+    /// tags.
+    pub(in crate::pool) fn forget(&mut self, is_empty: impl Fn(TagKey) -> bool) -> Vec<TagKey> {
         let built_in = &self.built_in;
         let is_unused = |key, entry: &TagEntry| !built_in.contains(&key) && entry.is_plain() && is_empty(key);
         let unused = self.entries.iter().filter(|(key, entry)| is_unused(*key, entry)).map(|(key, _)| key);
@@ -156,7 +164,7 @@ impl Tags {
         for entry in unused.iter().filter_map(|key| self.entries.remove(*key)) {
             self.keys.remove(&entry.name);
         }
-        self.sweep_above = self.entries.len() + self.entries.len().max(SWEEP_MIN).max(spare);
+        self.sweep_above = self.entries.len() + self.entries.len().max(SWEEP_MIN);
         unused
     }
 
@@ -194,9 +202,9 @@ impl Tags {
             None => self.iter().map(|(key, _)| key).collect(),
             Some(tags) => tags.iter().map(find).collect::<Result<_>>()?,
         };
-        let but: Vec<TagKey> = but.iter().map(find).collect::<Result<_>>()?;
+        let but: HashSet<TagKey> = but.iter().map(find).collect::<Result<_>>()?;
         keys.retain(|key| !but.contains(key));
-        keys.sort_unstable_by(|a, b| self.get(*a).name.cmp(&self.get(*b).name));
+        keys.sort_unstable_by(|a, b| self.entries[*a].name.cmp(&self.entries[*b].name));
         keys.dedup();
         Ok(keys)
     }
@@ -444,14 +452,14 @@ mod tests {
         tags.set_recent(key);
         assert_eq!((tags.find_recent(&lora), tags.find_recent(&Tag::weights())), (Some(key), None));
         assert_eq!((tags.find(&lora), tags.count()), (Some(key), 2));
-        assert!(tags.forget(|_| false, 0).is_empty(), "it holds something");
+        assert!(tags.forget(|_| false).is_empty(), "it holds something");
         tags.get_mut(key).want();
-        assert!(tags.forget(|_| true, 0).is_empty(), "a call waits for it");
+        assert!(tags.forget(|_| true).is_empty(), "a call waits for it");
         tags.get_mut(key).unwant();
         tags.get_mut(key).enter();
-        assert!(tags.forget(|_| true, 0).is_empty(), "a call works on it");
+        assert!(tags.forget(|_| true).is_empty(), "a call works on it");
         tags.get_mut(key).leave();
-        assert_eq!(tags.forget(|_| true, 0), [key]);
+        assert_eq!(tags.forget(|_| true), [key]);
         assert_eq!((tags.find(&lora), tags.find_recent(&lora), tags.count()), (None, None, 1));
         assert_ne!(tags.add(&lora), key);
         assert_eq!(tags.find(&Tag::weights()), weights, "a built-in one stays");
@@ -466,9 +474,9 @@ mod tests {
         tags.get_mut(changes).set_changes(Changes::Immutable);
         tags.get_mut(stored).set_stored_as(StoredAs::Viewable);
         tags.get_mut(asleep).fall_asleep(SleepAction::Backup, Vec::new());
-        assert!(tags.forget(|_| true, 0).is_empty());
+        assert!(tags.forget(|_| true).is_empty());
         tags.get_mut(asleep).wake(false);
-        assert_eq!(tags.forget(|_| true, 0), [asleep]);
+        assert_eq!(tags.forget(|_| true), [asleep]);
     }
 
     #[test]
@@ -479,13 +487,13 @@ mod tests {
             find_or_add(&mut tags, &format!("t{n}"));
             if tags.is_crowded() {
                 sweeps += 1;
-                assert!(tags.forget(|_| false, 0).is_empty());
+                assert!(tags.forget(|_| false).is_empty());
             }
         }
         assert_eq!((sweeps, tags.count()), (4, 1_000));
-        assert_eq!(tags.forget(|_| true, 100).len(), 1_000);
+        assert_eq!(tags.forget(|_| true).len(), 1_000);
         tags.pin();
-        for n in 0..101 {
+        for n in 0..=SWEEP_MIN {
             find_or_add(&mut tags, &format!("u{n}"));
         }
         assert!(!tags.is_crowded());

@@ -17,3 +17,4 @@ pub(super) mod shape;
 pub(super) mod tag_lock;
 pub(super) mod threads;
 pub(super) mod units;
+pub(super) mod visits;

@@ -7,7 +7,7 @@
 
 mod plan;
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Instant;
 
 use self::plan::{NamedBytes, SleepPlan};
@@ -254,18 +254,18 @@ impl Shared {
 
 impl PoolState {
     /// The point of no return: from here on the tags sleep.
-    fn commit_sleep(&mut self, plan: &SleepPlan) {
+    pub(in crate::pool) fn commit_sleep(&mut self, plan: &SleepPlan) {
         for location in &plan.leaving {
             self.heap_mut().segments_mut().set_absent(*location);
         }
+        let mut kept: BTreeMap<TagKey, Vec<DeviceRange>> = BTreeMap::new();
+        plan.kept.iter().for_each(|(tag, range)| kept.entry(*tag).or_default().push(*range));
+        let saved: HashSet<Location> = plan.saves.iter().map(|save| save.location).collect();
         for (tag, action) in &plan.tags {
-            let kept = plan.kept.iter().filter(|(of, _)| of == tag).map(|(_, range)| *range);
-            let mut kept: Vec<DeviceRange> = kept.collect();
+            let mut kept = kept.remove(tag).unwrap_or_default();
             kept.sort_unstable();
-            self.tags_mut().get_mut(*tag).fall_asleep(*action, kept);
+            self.fall_asleep(*tag, *action, kept);
             if *action == SleepAction::Drop {
-                let saves = plan.saves.iter().filter(|save| save.tag == *tag);
-                let saved: HashSet<Location> = saves.map(|save| save.location).collect();
                 self.backups_mut().forget_but(*tag, &saved);
             }
         }

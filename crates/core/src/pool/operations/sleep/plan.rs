@@ -2,6 +2,8 @@
 //!
 //! Conflicts are found here, before anything has happened.
 
+use std::collections::BTreeMap;
+
 use crate::driver::DeviceRange;
 use crate::pool::parts::backups::{BACK_UP, Save, runs, saves};
 use crate::pool::parts::heap::{Segment, Use};
@@ -125,8 +127,9 @@ impl PoolState {
             unused_bytes: 0,
             kept_bytes: 0,
         };
+        let actions: BTreeMap<TagKey, SleepAction> = plan.tags.iter().copied().collect();
         for tag in visited.iter().copied() {
-            let action = plan.tags.iter().find(|(other, _)| *other == tag).map(|(_, action)| *action);
+            let action = actions.get(&tag).copied();
             for (key, segment) in self.heap().segments().of_tag(tag) {
                 self.plan_segment(&mut plan, (key, segment), action, named);
             }

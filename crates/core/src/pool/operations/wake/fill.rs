@@ -102,9 +102,11 @@ impl<'a> Filler<'a> {
             With::Backup { granules, .. } => granules.iter().flatten().count() as u64,
         };
         let stored_granules: u64 = fillings.iter().map(stored).sum();
+        let mut of_tags: BTreeMap<&Tag, u64> = BTreeMap::new();
+        fillings.iter().for_each(|filling| *of_tags.entry(&filling.tag).or_default() += stored(filling));
         let sample = |(tag, turn): (&Tag, &u64)| {
-            let of_tag = fillings.iter().filter(|filling| filling.tag == *tag);
-            (tag.clone(), (Sample::of(*turn, of_tag.map(stored).sum()), 0))
+            let of_tag = of_tags.get(tag).copied().unwrap_or_default();
+            (tag.clone(), (Sample::of(*turn, of_tag), 0))
         };
         let zeros = fillings.iter().filter(|filling| matches!(filling.with, With::Zeros));
         let zeroed_bytes: u64 = zeros.map(|filling| filling.range.bytes).sum();

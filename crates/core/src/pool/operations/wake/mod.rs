@@ -18,6 +18,7 @@ mod verify;
 mod windows;
 mod woken;
 
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -220,11 +221,8 @@ impl Shared {
         let mut memory = self.lock_memory_anyway();
         let mut state = self.lock_state();
         state.heap_mut().segments_mut().store(&plan.mappings);
-        let kept: Vec<TagKey> = plan.tags.iter().copied().filter(|tag| state.serves_on(*tag)).collect();
-        for tag in plan.tags.iter().copied() {
-            let has_blocks = state.heap().live_of(tag).live_blocks > 0;
-            state.tags_mut().get_mut(tag).wake(has_blocks);
-        }
+        let kept: HashSet<TagKey> = plan.tags.iter().copied().filter(|tag| state.serves_on(*tag)).collect();
+        plan.tags.iter().for_each(|tag| state.wake(*tag));
         state.note_seen(plan.fillings.iter().flat_map(|filling| filling.stored(self.shape().granule_bytes)));
         state.note_unseen(verified.unseen.iter().copied());
         let lost = state.lose(&verified.spoiled);

@@ -1,6 +1,6 @@
 //! The plan of a wake: what is mapped, and what is written there. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use super::filling::{Filling, With};
@@ -13,7 +13,7 @@ use crate::pool::tools::mapping::Mapping;
 use crate::tag::{Changes, Dropped, Tag, TagState};
 
 #[derive(Debug)]
-pub(super) struct WakePlan {
+pub(in crate::pool) struct WakePlan {
     pub(super) tags: Vec<TagKey>,
     pub(super) names: Vec<Tag>,
     pub(super) already_awake: Vec<Tag>,
@@ -28,7 +28,8 @@ pub(super) struct WakePlan {
 impl PoolState {
     /// Wakes the visited tags that sleep and are `held` exclusively. Others were awake when the wake began, and stay as
     /// they are, even if they fell asleep while it waited.
-    pub(super) fn plan_wake(&self, visited: &[TagKey], held: &[TagKey], named: bool) -> WakePlan {
+    pub(in crate::pool) fn plan_wake(&self, visited: &[TagKey], held: &[TagKey], named: bool) -> WakePlan {
+        let held: HashSet<TagKey> = held.iter().copied().collect();
         let (mut tags, mut already_awake) = (Vec::new(), Vec::new());
         for tag in visited.iter().copied() {
             let (entry, live) = (self.tags().get(tag), self.heap().live_of(tag));

@@ -7,6 +7,7 @@ use std::ops::{Index, IndexMut};
 
 use crate::pool::tools::keys::BlockKey;
 use crate::pool::tools::units::UNIT_BYTES;
+use crate::pool::tools::visits;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(in crate::pool) enum HeapBlockKind {
@@ -111,12 +112,14 @@ impl Default for Blocks {
 impl Index<BlockKey> for Blocks {
     type Output = HeapBlock;
     fn index(&self, key: BlockKey) -> &HeapBlock {
+        visits::count();
         &self.table[key.0 as usize]
     }
 }
 
 impl IndexMut<BlockKey> for Blocks {
     fn index_mut(&mut self, key: BlockKey) -> &mut HeapBlock {
+        visits::count();
         &mut self.table[key.0 as usize]
     }
 }
@@ -190,7 +193,12 @@ impl Blocks {
 
     /// In no order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (HeapBlockKind, &HeapBlock)> {
-        self.kinds.iter().copied().zip(&self.table).filter(|(kind, _)| *kind != HeapBlockKind::Vacant)
+        self.kinds
+            .iter()
+            .copied()
+            .zip(&self.table)
+            .filter(|(kind, _)| *kind != HeapBlockKind::Vacant)
+            .inspect(|_| visits::count())
     }
 
     /// Entries of the table, vacant ones included.

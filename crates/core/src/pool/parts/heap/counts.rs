@@ -1,5 +1,7 @@
 //! How much is live, by tag and in all.
 
+use std::collections::BTreeSet;
+
 use slotmap::SecondaryMap;
 
 use crate::pool::tools::keys::TagKey;
@@ -8,10 +10,13 @@ use crate::pool::tools::shape::Shape;
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     live_bytes: u64,
+    /// Of tags that hold their memory.
+    held_live_bytes: u64,
     peak_live_bytes: u64,
     /// Granules that live blocks would need if no two shared one. Blocks below a granule do share.
     small_demand_bytes: u64,
     tags: SecondaryMap<TagKey, TagCounts>,
+    asleep: BTreeSet<TagKey>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -37,6 +42,20 @@ impl Counts {
         self.live_bytes
     }
 
+    pub(super) fn held_live_bytes(&self) -> u64 {
+        self.held_live_bytes
+    }
+
+    /// Whether a tag holds its memory: each does at first.
+    pub(super) fn set_held(&mut self, tag: TagKey, is_held: bool) {
+        let bytes = self.tags[tag].live_bytes;
+        if is_held && self.asleep.remove(&tag) {
+            self.held_live_bytes += bytes;
+        } else if !is_held && self.asleep.insert(tag) {
+            self.held_live_bytes -= bytes;
+        }
+    }
+
     pub(super) fn peak_live_bytes(&self) -> u64 {
         self.peak_live_bytes
     }
@@ -49,6 +68,9 @@ impl Counts {
         self.live_bytes += bytes;
         self.peak_live_bytes = self.peak_live_bytes.max(self.live_bytes);
         self.small_demand_bytes += shape.small_demand(bytes);
+        if !self.asleep.contains(&tag) {
+            self.held_live_bytes += bytes;
+        }
         let of_tag = &mut self.tags[tag];
         of_tag.live_bytes += bytes;
         of_tag.live_blocks += 1;
@@ -57,6 +79,9 @@ impl Counts {
     pub(super) fn remove(&mut self, shape: &Shape, tag: TagKey, bytes: u64) {
         self.live_bytes -= bytes;
         self.small_demand_bytes -= shape.small_demand(bytes);
+        if !self.asleep.contains(&tag) {
+            self.held_live_bytes -= bytes;
+        }
         let of_tag = &mut self.tags[tag];
         of_tag.live_bytes -= bytes;
         of_tag.live_blocks -= 1;

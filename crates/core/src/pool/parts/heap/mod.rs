@@ -118,6 +118,16 @@ impl Heap {
         self.counts.live_bytes()
     }
 
+    /// Of tags that [hold their memory](Self::set_held).
+    pub(in crate::pool) fn held_live_bytes(&self) -> u64 {
+        self.counts.held_live_bytes()
+    }
+
+    /// A tag holds no memory while it sleeps.
+    pub(in crate::pool) fn set_held(&mut self, tag: TagKey, is_held: bool) {
+        self.counts.set_held(tag, is_held);
+    }
+
     pub(in crate::pool) fn peak_live_bytes(&self) -> u64 {
         self.counts.peak_live_bytes()
     }

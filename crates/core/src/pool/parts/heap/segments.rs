@@ -1,18 +1,21 @@
 //! Segments: reservations, and the chunks of memory mapped into them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use slotmap::SlotMap;
 
 use crate::driver::DeviceRange;
 use crate::pool::tools::keys::{BlockKey, Location, SegmentKey, TagKey};
 use crate::pool::tools::mapping::{Backing, Mapping};
+use crate::pool::tools::visits;
 
 #[derive(Debug, Default)]
 pub(in crate::pool) struct Segments {
     table: SlotMap<SegmentKey, Segment>,
     /// By first address.
     bases: BTreeMap<u64, SegmentKey>,
+    /// Of tags that have some.
+    tags: BTreeMap<TagKey, BTreeSet<SegmentKey>>,
 }
 
 /// One reservation of one tag.
@@ -37,11 +40,17 @@ impl Segments {
     pub(super) fn insert(&mut self, tag: TagKey, range: DeviceRange, first: BlockKey) {
         let key = self.table.insert(Segment { tag, range, first, chunks: BTreeMap::new() });
         self.bases.insert(range.addr, key);
+        self.tags.entry(tag).or_default().insert(key);
     }
 
     pub(super) fn remove(&mut self, key: SegmentKey) {
-        if let Some(segment) = self.table.remove(key) {
-            self.bases.remove(&segment.range.addr);
+        let Some(Segment { tag, range, .. }) = self.table.remove(key) else { return };
+        self.bases.remove(&range.addr);
+        if let Some(of_tag) = self.tags.get_mut(&tag) {
+            of_tag.remove(&key);
+            if of_tag.is_empty() {
+                self.tags.remove(&tag);
+            }
         }
     }
 
@@ -59,11 +68,16 @@ impl Segments {
     }
 
     pub(in crate::pool) fn iter(&self) -> impl Iterator<Item = (SegmentKey, &Segment)> {
-        self.table.iter()
+        self.table.iter().inspect(|_| visits::count())
     }
 
     pub(in crate::pool) fn of_tag(&self, tag: TagKey) -> impl Iterator<Item = (SegmentKey, &Segment)> {
-        self.table.iter().filter(move |(_, segment)| segment.tag == tag)
+        let keys = self.tags.get(&tag).into_iter().flatten();
+        keys.filter_map(|key| Some((*key, self.table.get(*key).inspect(|_| visits::count())?)))
+    }
+
+    pub(in crate::pool) fn has_some_of(&self, tag: TagKey) -> bool {
+        self.tags.contains_key(&tag)
     }
 
     pub(in crate::pool) fn keys_of(&self, tag: TagKey) -> Vec<SegmentKey> {
