@@ -6,7 +6,6 @@
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_uint};
 use std::fmt;
-use std::ptr;
 
 use libloading::os::unix::{Library as Loaded, RTLD_LAZY, RTLD_LOCAL};
 
@@ -190,7 +189,9 @@ pub(super) struct GpuHandle<'a> {
 /// NVML's largest sizes of texts.
 const DRIVER_VERSION_BYTES: c_uint = 80;
 const UUID_BYTES: c_uint = 96;
-/// Room for processes that start between two calls.
+/// As many as a GPU rarely has.
+const PROCESSES: c_uint = 16;
+/// For those that start between two calls.
 const SPARE_PROCESSES: c_uint = 5;
 
 impl NvmlLibrary {
@@ -329,19 +330,24 @@ impl GpuHandle<'_> {
     }
 
     fn listed(&self, symbol: &Symbol<ListOf>) -> Result<Vec<ProcessInfo>> {
-        let call = known(symbol)?;
-        let mut count = 0;
-        // SAFETY: C1, C2; without space it only counts.
-        let counted = unsafe { call(self.handle, &raw mut count, ptr::null_mut()) };
-        if NvmlCode(counted) != NvmlCode::INSUFFICIENT_SIZE {
-            return check(counted).map(|()| Vec::new());
+        listed(self.handle, known(symbol)?)
+    }
+}
+
+/// Mostly with one call: the driver visits all its clients in each. A second one where there are more than usual.
+fn listed(handle: RawDevice, call: ListOf) -> Result<Vec<ProcessInfo>> {
+    let mut count = PROCESSES;
+    loop {
+        let space = count;
+        let mut processes = vec![ProcessInfo::default(); places(space)];
+        // SAFETY: C1, C2; there is space for `count`.
+        let code = unsafe { call(handle, &raw mut count, processes.as_mut_ptr()) };
+        if NvmlCode(code) != NvmlCode::INSUFFICIENT_SIZE || count <= space {
+            check(code)?;
+            processes.truncate(places(count));
+            return Ok(processes);
         }
         count = count.saturating_add(SPARE_PROCESSES);
-        let mut processes = vec![ProcessInfo::default(); places(count)];
-        // SAFETY: C1, C2; there is space for `count`.
-        check(unsafe { call(self.handle, &raw mut count, processes.as_mut_ptr()) })?;
-        processes.truncate(places(count));
-        Ok(processes)
     }
 }
 
@@ -369,4 +375,57 @@ fn text(bytes: c_uint, call: impl FnOnce(*mut c_char, c_uint) -> c_uint) -> Resu
 /// On Linux an address has at least as many bits.
 fn places(count: c_uint) -> usize {
     usize::try_from(count).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    static STARTED: AtomicU32 = AtomicU32::new(0);
+
+    /// The handle says how many processes there are. One more has started before each further call.
+    ///
+    /// # Safety
+    /// There is space for `count`.
+    unsafe extern "C" fn list(device: RawDevice, count: *mut c_uint, list: *mut ProcessInfo) -> c_uint {
+        CALLS.fetch_add(1, Ordering::Relaxed);
+        let processes = c_uint::try_from(device).unwrap() + STARTED.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's count, and space for as many.
+        let space = unsafe { count.replace(processes) };
+        if processes > space {
+            return NvmlCode::INSUFFICIENT_SIZE.0;
+        }
+        for pid in 0..processes {
+            let place = list.wrapping_add(places(pid));
+            // SAFETY: likewise.
+            unsafe { place.write(ProcessInfo { pid, ..ProcessInfo::default() }) };
+        }
+        0
+    }
+
+    /// # Safety
+    /// `count` is the caller's.
+    unsafe extern "C" fn forbidden(_: RawDevice, count: *mut c_uint, _: *mut ProcessInfo) -> c_uint {
+        // SAFETY: the caller's count.
+        unsafe { count.write(0) };
+        NvmlCode::NO_PERMISSION.0
+    }
+
+    #[test]
+    fn processes_are_listed_with_one_call_unless_there_are_many() {
+        for (processes, calls) in [(0, 1), (1, 1), (16, 1), (17, 2), (300, 2)] {
+            CALLS.store(0, Ordering::Relaxed);
+            STARTED.store(0, Ordering::Relaxed);
+            let pids: Vec<c_uint> =
+                listed(processes, list).unwrap().iter().map(|process| process.pid).collect();
+            assert_eq!(CALLS.load(Ordering::Relaxed), calls, "{processes} processes");
+            let last = c_uint::try_from(processes).unwrap() + calls - 1;
+            assert_eq!(pids, (0..last).collect::<Vec<_>>());
+        }
+        let refused = listed(0, forbidden).unwrap_err();
+        assert!(matches!(refused, NvmlError::Code(NvmlCode::NO_PERMISSION)), "{refused}");
+    }
 }
