@@ -1,7 +1,7 @@
 //! Single calls and their outcome: the table of tags, limits, conflicts, bad input, and reports that agree with the
 //! device. The properties and the fault suite cover the combinations.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use poorwill_core::pool::Corruption;
 use poorwill_core::{
@@ -170,6 +170,26 @@ fn sleeping_sleepers_and_waking_the_awake_do_nothing_and_say_so() {
     let one = pool.wake(&WakeRequest::of([Tag::weights()])).unwrap();
     assert_eq!(one.tags, [Tag::weights()]);
     assert_eq!(pool.tag_state(&Tag::kv_cache()).unwrap(), TagState::AsleepDropped);
+}
+
+#[test]
+fn a_conflict_is_found_before_anything_is_awaited() {
+    let called = Arc::new(Mutex::new(Vec::new()));
+    let calls = Arc::clone(&called);
+    let driver = ScriptedDriver::new(device().driver(), move |call| {
+        calls.lock().unwrap().push(call.op);
+        Verdict::Pass
+    });
+    let pool = Pool::new(Arc::new(driver), small_config()).unwrap();
+    loaded(&pool, 3, &Tag::weights(), 1);
+    loaded(&pool, 2, &Tag::runtime(), 2);
+    pool.sleep(&SleepRequest::of([Tag::weights()], Level::One)).unwrap();
+    called.lock().unwrap().clear();
+    let conflict = pool.sleep(&SleepRequest::all(Level::Two)).unwrap_err();
+    assert!(matches!(conflict, PoolError::SleepConflict { .. }), "{conflict}");
+    let called = std::mem::take(&mut *called.lock().unwrap());
+    assert_eq!(called, [Op::Capturing]);
+    assert_eq!(pool.tag_state(&Tag::runtime()).unwrap(), TagState::Awake);
 }
 
 #[test]

@@ -30,6 +30,9 @@ impl Suspect {
 impl Shared {
     /// Those whose backups have changed.
     pub(super) fn spoiled_of(&self, suspects: Vec<Suspect>) -> Result<Vec<Suspect>, DriverError> {
+        if suspects.is_empty() {
+            return Ok(suspects); // The system reads files to count the cores.
+        }
         let cores = thread::available_parallelism().map_or(1, NonZero::get);
         let readers = cores.min(READERS_MAX).min(suspects.len() / WORTH_A_THREAD).max(1);
         let share = suspects.len().div_ceil(readers).max(1);

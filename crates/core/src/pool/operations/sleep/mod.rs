@@ -51,6 +51,8 @@ impl Shared {
         let named = NamedBytes::of(request)?;
         let deadline = Deadline::begin(self.driver(), request.wait_max);
         let (visited, exclusive) = self.exclusive(SLEEP, Chosen::by(request), |_| true, true, deadline)?;
+        // Conflicts are found before anything happens.
+        self.open_state()?.check_sleep(request.level, &visited)?;
         let plan = |state: &PoolState| state.plan_sleep(request.level, &visited, &named, self.counters());
         let slept = self.fall_asleep(SLEEP, &plan, deadline, when_ready);
         drop(exclusive);
@@ -96,7 +98,6 @@ impl Shared {
         when_ready: ReadyStep<'_>,
     ) -> Result<SleepReport> {
         let started = Instant::now();
-        plan(&*self.open_state()?)?; // Conflicts are found before anything happens.
         self.check_no_capture(op)?; // Again, after waiting for the tags.
         let at = |phase| move |source| PoolError::SleepFailed { phase, source };
         let late = self.wait_for_streams(deadline).map_err(at(Phase::Quiesce))?;

@@ -71,6 +71,11 @@ impl PoolState {
         Ok(self.plan(level, (tags, already_asleep), visited, named, counters))
     }
 
+    /// Fails where [`Self::plan_sleep`] would.
+    pub(in crate::pool) fn check_sleep(&self, level: Level, visited: &[TagKey]) -> Result<()> {
+        visited.iter().try_for_each(|tag| self.sleep_action(*tag, level).map(drop))
+    }
+
     /// Drops tags, asleep or awake, whatever their policy.
     pub(in crate::pool) fn plan_discard(&self, visited: &[TagKey], counters: &Counters) -> SleepPlan {
         let (mut tags, mut already_asleep) = (Vec::new(), Vec::new());
