@@ -12,4 +12,5 @@ mod digests;
 mod ends;
 mod fake;
 mod faults;
+mod uncopied;
 mod unentered;
