@@ -246,6 +246,27 @@ class Run(unittest.TestCase):
             ast.parse(path.read_text(), str(path))
 
 
+class DriverCalls(unittest.TestCase):
+    def test_handles_are_of_one_block_or_one_granule(self):
+        from driver_calls import GRANULE, SPAN, handles
+
+        def block(kind: str, start: float, size: float) -> dict:
+            return {"kind": kind, "addr": (8 << 30) + int(start * GRANULE), "bytes": int(size * GRANULE)}
+
+        blocks = [
+            block("live", 0, 2.5),
+            block("live", 2.5, 0.25),
+            block("free", 2.75, 1.25),
+            block("live", 4, 1),
+            block("live", 5, 514),
+        ]
+        found = list(handles({"addr": 8 << 30, "blocks": blocks}))
+        span = SPAN // GRANULE
+        expected = [(0, 2), (2, 1), (4, 1), (5, span), (5 + span, 2)]
+        self.assertEqual(found, [(first * GRANULE, count * GRANULE) for first, count in expected])
+        self.assertEqual(list(handles({"addr": 0, "blocks": [block("free", 0, 9)]})), [])
+
+
 class Recorded(unittest.TestCase):
     """What was recorded on a GPU is what the loads still ask for."""
 
