@@ -75,6 +75,25 @@ fn a_staged_sleep_holds_all_its_memory_until_it_is_committed() {
     });
 }
 
+/// What was spare when it was planned may be gone when it releases.
+#[test]
+fn a_sleep_counts_no_memory_that_a_trim_gave_back_meanwhile() {
+    watched(|| {
+        let device = TestDevice::open(256);
+        let mut tenant = tenant(&device);
+        // The pool keeps a granule ahead where it holds more than 64.
+        tenant.load(100 * tenant.granule(), &Tag::weights());
+        tenant.load(700, &Tag::new("lora").unwrap());
+        let staged = stage_sleep(&tenant, &local()).unwrap();
+        let trimmed_bytes = tenant.pool.trim().unwrap();
+        assert!(trimmed_bytes > 0, "nothing was spare");
+        let left_bytes = device.resident_bytes();
+        let report = staged.commit().unwrap();
+        assert_eq!([report.planned_release_bytes, report.released_bytes], [left_bytes; 2]);
+        assert_eq!(device.resident_bytes(), 0);
+    });
+}
+
 #[test]
 fn a_sleep_that_is_undone_leaves_every_byte_and_other_calls_go_on() {
     watched(|| {

@@ -433,7 +433,8 @@ pub struct SleepReport {
     pub already_asleep_tags: Vec<Tag>,
     /// Whole duration.
     pub seconds: f64,
-    /// Planned.
+    /// To be released when that began: what had been mapped, and what was spare. All of it is, but for a shortfall and
+    /// for `shared_backup_bytes`.
     pub planned_release_bytes: u64,
     /// Released: less `shared_backup_bytes`.
     pub released_bytes: u64,

@@ -18,6 +18,7 @@ use crate::driver::{DeviceRange, DriverError, MemoryInfo};
 use crate::pool::means::capture::refused_by_capture;
 use crate::pool::means::host_reclaim::is_lacking;
 use crate::pool::parts::backups::Save;
+use crate::pool::parts::physical::Counters;
 use crate::pool::parts::tags::Chosen;
 use crate::pool::shared::{MemoryGuard, Shared};
 use crate::pool::state::PoolState;
@@ -32,9 +33,10 @@ use crate::tag::{SleepAction, Tag};
 const SLEEP: &str = "sleep";
 const DISCARD: &str = "discard";
 
-/// What the device gave back, and what the new backups took of the same memory.
+/// What was to be released, what the device gave back, and what the new backups took of the same memory.
 #[derive(Debug, Clone, Copy)]
 struct Released {
+    planned_bytes: u64,
     bytes: u64,
     shared_bytes: u64,
     is_short: bool,
@@ -53,7 +55,7 @@ impl Shared {
         let (visited, exclusive) = self.exclusive(SLEEP, Chosen::by(request), |_| true, true, deadline)?;
         // Conflicts are found before anything happens.
         self.open_state()?.check_sleep(request.level, &visited)?;
-        let plan = |state: &PoolState| state.plan_sleep(request.level, &visited, &named, self.counters());
+        let plan = |state: &PoolState| state.plan_sleep(request.level, &visited, &named);
         let slept = self.fall_asleep(SLEEP, &plan, deadline, when_ready);
         drop(exclusive);
         let undone = |error: &PoolError| {
@@ -72,7 +74,7 @@ impl Shared {
         let state = self.open_state()?;
         let visited = state.tags().selected("prepare the sleep of", Chosen::by(request))?;
         let named = NamedBytes::of(request)?;
-        let plan = state.plan_sleep(request.level, &visited, &named, self.counters())?;
+        let plan = state.plan_sleep(request.level, &visited, &named)?;
         let has_saves: BTreeSet<TagKey> = plan.saves.iter().map(|save| save.tag).collect();
         let is_saved = |(tag, action): &&(TagKey, SleepAction)| {
             *action == SleepAction::Backup || has_saves.contains(tag)
@@ -86,7 +88,7 @@ impl Shared {
         self.check_no_capture(DISCARD)?;
         let forever = Deadline::begin(self.driver(), None);
         let (visited, _exclusive) = self.exclusive(DISCARD, Some(tags), |_| true, true, forever)?;
-        let plan = |state: &PoolState| Ok(state.plan_discard(&visited, self.counters()));
+        let plan = |state: &PoolState| Ok(state.plan_discard(&visited));
         self.fall_asleep(DISCARD, &plan, forever, &|| cancel::check(&DISCARD))
     }
 
@@ -134,9 +136,10 @@ impl Shared {
             }
         };
         self.lock_state().commit_sleep(&plan);
-        let (released_bytes, refused) = self.release(memory, &mut mappings, &mut saved.phases);
+        let planned_bytes = to_release(memory.counters(), &mappings);
+        let (bytes, refused) = self.release(memory, &mut mappings, &mut saved.phases);
         let shared_bytes = self.shared_backup_bytes().saturating_sub(shared_before_bytes);
-        let released = Released { bytes: released_bytes, shared_bytes, is_short: refused.is_some() };
+        let released = Released { planned_bytes, bytes, shared_bytes, is_short: refused.is_some() };
         let report = self.report(&plan, &saved, before, released, started);
         match refused {
             Some(source) => Err(PoolError::Shortfall { report: Box::new(report), source }),
@@ -229,7 +232,7 @@ impl Shared {
             tags: state.tags().names(&tags),
             already_asleep_tags: state.tags().names(&plan.already_asleep),
             seconds: started.elapsed().as_secs_f64(),
-            planned_release_bytes: plan.release_bytes,
+            planned_release_bytes: released.planned_bytes,
             released_bytes: released.bytes.saturating_sub(released.shared_bytes),
             shared_backup_bytes: released.shared_bytes,
             release: match (released.is_short, confirmed) {
@@ -251,6 +254,13 @@ impl Shared {
             phases: saved.phases,
         }
     }
+}
+
+/// What a release that begins now gives back: others may have taken or released what was spare until now.
+fn to_release(counters: &Counters, mappings: &[Mapping]) -> u64 {
+    let unmapped = mappings.iter().filter(|mapping| !mapping.is_absent());
+    let unmapped_bytes: u64 = unmapped.map(|mapping| mapping.range.bytes).sum();
+    unmapped_bytes + counters.spare_bytes() + counters.deferred_release_bytes()
 }
 
 impl PoolState {

@@ -1,4 +1,4 @@
-//! The plan of a sleep: what is copied, what is dropped, and what is released. Pure.
+//! The plan of a sleep: what is copied, what is dropped, and which chunks leave. Pure.
 //!
 //! Conflicts are found here, before anything has happened.
 
@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use crate::driver::DeviceRange;
 use crate::pool::parts::backups::{BACK_UP, Save, runs, saves};
 use crate::pool::parts::heap::{Segment, Use};
-use crate::pool::parts::physical::Counters;
 use crate::pool::state::PoolState;
 use crate::pool::tools::byte_ranges::ByteRanges;
 use crate::pool::tools::error::{PoolError, Result};
@@ -28,7 +27,6 @@ pub(in crate::pool) struct SleepPlan {
     pub(in crate::pool) unsaved: Vec<(TagKey, SegmentKey, DeviceRange)>,
     /// Bytes of dropped tags that come back defined, by address.
     pub(in crate::pool) kept: Vec<(TagKey, DeviceRange)>,
-    pub(in crate::pool) release_bytes: u64,
     pub(in crate::pool) discarded_bytes: u64,
     /// In whole granules, as the next one.
     pub(in crate::pool) unused_bytes: u64,
@@ -57,7 +55,6 @@ impl PoolState {
         level: Level,
         visited: &[TagKey],
         named: &NamedBytes,
-        counters: &Counters,
     ) -> Result<SleepPlan> {
         let mut tags = Vec::new();
         let mut already_asleep = Vec::new();
@@ -68,7 +65,7 @@ impl PoolState {
                 already_asleep.push(tag);
             }
         }
-        Ok(self.plan(level, (tags, already_asleep), visited, named, counters))
+        Ok(self.plan(level, (tags, already_asleep), visited, named))
     }
 
     /// Fails where [`Self::plan_sleep`] would.
@@ -77,7 +74,7 @@ impl PoolState {
     }
 
     /// Drops tags, asleep or awake, whatever their policy.
-    pub(in crate::pool) fn plan_discard(&self, visited: &[TagKey], counters: &Counters) -> SleepPlan {
+    pub(in crate::pool) fn plan_discard(&self, visited: &[TagKey]) -> SleepPlan {
         let (mut tags, mut already_asleep) = (Vec::new(), Vec::new());
         for tag in visited.iter().copied() {
             if self.tags().get(tag).state() == TagState::AsleepDropped && !self.backups().has(tag) {
@@ -86,7 +83,7 @@ impl PoolState {
                 tags.push((tag, SleepAction::Drop));
             }
         }
-        self.plan(Level::Two, (tags, already_asleep), visited, &NamedBytes::default(), counters)
+        self.plan(Level::Two, (tags, already_asleep), visited, &NamedBytes::default())
     }
 
     /// How a tag falls asleep at this level; `None` when it already sleeps so, or has no blocks.
@@ -117,7 +114,6 @@ impl PoolState {
         (tags, already_asleep): (Vec<(TagKey, SleepAction)>, Vec<TagKey>),
         visited: &[TagKey],
         named: &NamedBytes,
-        counters: &Counters,
     ) -> SleepPlan {
         let mut plan = SleepPlan {
             level,
@@ -127,7 +123,6 @@ impl PoolState {
             leaving: Vec::new(),
             unsaved: Vec::new(),
             kept: Vec::new(),
-            release_bytes: counters.deferred_release_bytes() + counters.spare_bytes(),
             discarded_bytes: 0,
             unused_bytes: 0,
             kept_bytes: 0,
@@ -162,7 +157,6 @@ impl PoolState {
             let leaves = action.is_some() || asleep || of_chunk.iter().all(|granule| *granule == Use::Free);
             if leaves && chunk.backing != Backing::Absent {
                 plan.leaving.push((key, at));
-                plan.release_bytes += chunk.bytes;
             }
         }
         let Some(action) = action else { return };
