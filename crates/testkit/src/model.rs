@@ -33,7 +33,7 @@ struct ModelBlock {
 }
 
 /// The model; the caller numbers the blocks.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Model {
     blocks: BTreeMap<u64, ModelBlock>,
     tags: BTreeMap<Tag, (TagPolicy, TagState)>,

@@ -28,6 +28,7 @@ mod read_backup;
 mod retry;
 mod shared_memory;
 mod sizes;
+mod soak;
 mod spans;
 mod spill;
 mod spoiled;

@@ -1,0 +1,130 @@
+//! A long random program over the whole of a pool: one thread or five allocate, write, sleep, wake, stage, prepare, spill,
+//! hold, read backups and trim, over nine configurations of its storage.
+//!
+//! After each step, bytes, addresses and figures are the oracle's. A run ends with nothing mapped, stored or on disk.
+//! `POORWILL_SEED=17` runs one program of each configuration, as a failure prints it. `POORWILL_EFFORT=long` makes a
+//! million steps.
+
+mod losses;
+mod memory;
+mod setup;
+mod sleeps;
+mod stored;
+mod worker;
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use poorwill_core::backup::Compress;
+use poorwill_driver::disk::DiskIo;
+use poorwill_testkit::device::DeviceKind;
+use poorwill_testkit::effort::seed_of_this_run;
+use poorwill_testkit::watchdog::watched;
+
+use self::setup::{Setup, Storage, World};
+use self::worker::Worker;
+
+/// Of all threads of a run: short enough to read what a seed does.
+const STEPS: u64 = 500;
+
+fn seeds() -> Range<u64> {
+    match seed_of_this_run() {
+        Some(seed) => seed..seed + 1,
+        None => 0..DeviceKind::of_this_run().cases(11).into(),
+    }
+}
+
+/// Prints how to run a failed program again.
+struct Replay(u64);
+
+impl Drop for Replay {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("POORWILL_SEED={} runs this program again", self.0);
+        }
+    }
+}
+
+fn soak(setup: Setup) {
+    if setup.skipped() {
+        return;
+    }
+    let seen = Arc::new(Mutex::new(BTreeSet::new()));
+    for seed in seeds() {
+        let seen = Arc::clone(&seen);
+        watched(move || {
+            let _replay = Replay(seed);
+            seen.lock().unwrap().append(&mut run(setup, seed));
+        });
+    }
+    let seen = seen.lock().unwrap();
+    let missed: Vec<_> = setup.to_see().filter(|what| !seen.contains(what)).collect();
+    assert!(missed.is_empty() || seed_of_this_run().is_some(), "never seen: {missed:?}");
+}
+
+/// Returns what was seen.
+fn run(setup: Setup, seed: u64) -> BTreeSet<&'static str> {
+    let world = Arc::new(World::open(setup, seed));
+    thread::scope(|scope| {
+        for nth in 0..setup.threads {
+            let mut worker = Worker::new(&world, seed, nth);
+            scope.spawn(move || {
+                (0..STEPS / setup.threads).for_each(|_| worker.step());
+                worker.end();
+            });
+        }
+    });
+    world.expect_empty();
+    world.seen.lock().unwrap().clone()
+}
+
+#[test]
+fn raw() {
+    soak(Setup { chunk_granules: 4, ..Setup::default() });
+}
+
+#[test]
+fn chunks_of_a_granule_and_nothing_kept() {
+    soak(Setup { chunk_granules: 1, keeps: false, cached_granules: Some(0), ..Setup::default() });
+}
+
+#[test]
+fn codes() {
+    soak(Setup { compress: Compress::Always, ..Setup::default() });
+}
+
+#[test]
+fn a_disk_by_ring_and_little_host_memory() {
+    soak(Setup { storage: Storage::Short { host: 24, disk: 20, io: DiskIo::Auto }, ..Setup::default() });
+}
+
+#[test]
+fn codes_on_a_disk_by_threads_and_little_host_memory() {
+    let storage = Storage::Short { host: 16, disk: 12, io: DiskIo::Threads };
+    soak(Setup { compress: Compress::Always, storage, ..Setup::default() });
+}
+
+#[test]
+fn bits_flip_on_disk() {
+    soak(Setup { storage: Storage::Spoiled, ..Setup::default() });
+}
+
+#[test]
+fn bits_of_codes_flip_on_disk() {
+    soak(Setup { compress: Compress::Always, storage: Storage::Spoiled, ..Setup::default() });
+}
+
+#[test]
+fn five_threads_with_codes_on_a_disk() {
+    let storage = Storage::Short { host: 40, disk: 400, io: DiskIo::Auto };
+    soak(Setup { threads: 5, limit_granules: 120, compress: Compress::Always, storage, ..Setup::default() });
+}
+
+#[test]
+fn five_threads_with_a_small_disk() {
+    let storage = Storage::Short { host: 40, disk: 24, io: DiskIo::Auto };
+    let setup = Setup { threads: 5, limit_granules: 120, storage, ..Setup::default() };
+    soak(Setup { chunk_granules: 16, keeps: false, cached_granules: Some(16), ..setup });
+}

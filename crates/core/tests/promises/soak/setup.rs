@@ -1,0 +1,224 @@
+//! The configurations, and the pool of one.
+
+use std::collections::BTreeSet;
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use fastrand::Rng;
+use poorwill_core::backup::{Compress, Disk, HostBackups};
+use poorwill_core::{Driver, Pool, PoolConfig};
+use poorwill_driver::disk::{DiskConfig, DiskIo, FileDisk};
+use poorwill_driver::{HostConfig, HostDevice, HostMemoryConfig};
+use poorwill_testkit::device::{DeviceKind, TestDevice, skipped_unless};
+use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
+use poorwill_testkit::watchdog::eventually;
+
+/// Where backups are, beside host memory.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Storage {
+    /// Nowhere.
+    Host,
+    /// On disk, too, and both have limits in granules.
+    Short { host: u64, disk: u64, io: DiskIo },
+    /// On a disk whose bits flip.
+    Spoiled,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Setup {
+    pub(super) threads: u64,
+    pub(super) limit_granules: u64,
+    pub(super) chunk_granules: u64,
+    pub(super) cached_granules: Option<u64>,
+    pub(super) keeps: bool,
+    pub(super) compress: Compress,
+    pub(super) storage: Storage,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            threads: 1,
+            limit_granules: 80,
+            chunk_granules: 2,
+            cached_granules: None,
+            keeps: true,
+            compress: Compress::Off,
+            storage: Storage::Host,
+        }
+    }
+}
+
+impl Setup {
+    pub(super) fn skipped(&self) -> bool {
+        let is_limited = matches!(self.storage, Storage::Short { .. });
+        let fits = |kind| kind == DeviceKind::Host || !is_limited;
+        skipped_unless(fits, "the host memory of another device has no limit here")
+    }
+
+    pub(super) fn spoils(&self) -> bool {
+        matches!(self.storage, Storage::Spoiled)
+    }
+
+    pub(super) fn is_short(&self) -> bool {
+        matches!(self.storage, Storage::Short { .. })
+    }
+
+    pub(super) fn has_disk(&self) -> bool {
+        !matches!(self.storage, Storage::Host)
+    }
+
+    /// What some run must meet: a program without the hard cases would prove nothing.
+    pub(super) fn to_see(&self) -> impl Iterator<Item = &'static str> + use<> {
+        let always = [
+            "a sleep",
+            "a conflict",
+            "a sleep that was undone",
+            "a wake that was undone",
+            "a refused allocation",
+            "a refused wake",
+            "a part that was freed",
+            "a hold",
+            "a backup that was read",
+            "a view",
+            "undefined bytes",
+        ];
+        let of_disk = self.has_disk().then_some("a spill");
+        let of_spoiled = self.spoils().then_some(["a spoiled backup", "an accepted loss"]);
+        let is_scarce =
+            matches!(self.storage, Storage::Short { host, disk, .. } if host + disk < self.limit_granules);
+        let of_short = is_scarce.then_some("too little host memory");
+        always.into_iter().chain(of_disk).chain(of_spoiled.into_iter().flatten()).chain(of_short)
+    }
+
+    fn config(&self, granule: u64) -> PoolConfig {
+        PoolConfig::default()
+            .limited_to(self.limit_granules * granule)
+            .in_chunks_of(self.chunk_granules)
+            .in_spans_of(self.chunk_granules * 4)
+            .in_segments_of(self.chunk_granules * 8)
+            .caching_at_most(self.cached_granules.map(|granules| granules * granule))
+            .keeping_backups(self.keeps)
+    }
+}
+
+#[derive(Debug)]
+enum Device {
+    Any(TestDevice),
+    Short(Arc<HostDevice>),
+}
+
+impl Device {
+    fn open(setup: &Setup) -> Self {
+        let granules = setup.limit_granules * 3 / 2;
+        let Storage::Short { host, .. } = setup.storage else { return Self::Any(TestDevice::open(granules)) };
+        let config = HostConfig::of_pages(granules);
+        let memory = HostMemoryConfig::default().limited_to(host * config.granule_bytes);
+        Self::Short(Arc::new(HostDevice::open(&config.backing_up_in(memory)).unwrap()))
+    }
+
+    fn driver(&self) -> Arc<dyn Driver> {
+        match self {
+            Self::Any(device) => device.driver(),
+            Self::Short(device) => Arc::clone(device) as Arc<dyn Driver>,
+        }
+    }
+
+    /// Of the device and of the host.
+    fn in_use(&self) -> [u64; 2] {
+        match self {
+            Self::Any(device) => [device.resident_bytes(), device.host_bytes()],
+            Self::Short(device) => [device.resident_bytes().unwrap(), device.host_bytes()],
+        }
+    }
+}
+
+/// One pool, its device, and the folder of its disk.
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) setup: Setup,
+    pub(super) pool: Pool,
+    pub(super) granule: u64,
+    pub(super) seen: Mutex<BTreeSet<&'static str>>,
+    device: Device,
+    folder: PathBuf,
+}
+
+impl World {
+    /// Every second one has the fast digests of a GPU.
+    pub(super) fn open(setup: Setup, seed: u64) -> Self {
+        let device = Device::open(&setup);
+        let driver = ScriptedDriver::new(device.driver(), |_| Verdict::Pass);
+        let is_fast = seed.is_multiple_of(2);
+        let driver: Arc<dyn Driver> = Arc::new(driver.with_info(|info| info.fast_digests |= is_fast));
+        let granule = driver.info().granule_bytes;
+        let number = fastrand::u64(..);
+        let folder = std::env::temp_dir().join(format!("poorwill-soak-{}-{number}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        let disk = DiskConfig::in_folder(&folder);
+        let disk = match setup.storage {
+            Storage::Host => None,
+            Storage::Short { disk: granules, io, .. } => Some(disk.limited_to(granules * granule).by(io)),
+            Storage::Spoiled => Some(disk),
+        };
+        let disk = disk.map(|disk| Arc::new(FileDisk::open(&disk).unwrap()) as Arc<dyn Disk>);
+        let backups = HostBackups::new(Arc::clone(&driver)).compressing(setup.compress).spilling_to(disk);
+        let pool = Pool::with_backups(driver, setup.config(granule), Arc::new(backups)).unwrap();
+        Self { setup, pool, granule, seen: Mutex::default(), device, folder }
+    }
+
+    /// Whether no other thread changes the pool's figures.
+    pub(super) fn is_alone(&self) -> bool {
+        self.setup.threads == 1
+    }
+
+    /// Something that a run has to meet.
+    pub(super) fn saw(&self, what: &'static str) {
+        self.seen.lock().unwrap().insert(what);
+    }
+
+    /// Flips some bits of what is on disk.
+    pub(super) fn spoil(&self, random: &mut Rng) {
+        for entry in fs::read_dir("/proc/self/fd").unwrap().flatten() {
+            let Ok(path) = fs::read_link(entry.path()) else { continue };
+            if !path.starts_with(&self.folder) {
+                continue;
+            }
+            let file = OpenOptions::new().read(true).write(true).open(entry.path()).unwrap();
+            let len = file.metadata().unwrap().len();
+            for _ in 0..if len > 0 { random.u64(1..4) } else { 0 } {
+                let (at, mut byte) = (random.u64(..len), [0]);
+                // A backup that is dropped meanwhile may have been the file's end.
+                if file.read_at(&mut byte, at).unwrap() == 1 {
+                    byte[0] ^= 1 << random.u8(..8);
+                    file.write_all_at(&byte, at).unwrap();
+                }
+            }
+        }
+    }
+
+    /// At the end, when no block is left.
+    pub(super) fn expect_empty(&self) {
+        self.pool.trim().unwrap();
+        eventually("nothing is held", || {
+            let stats = self.pool.stats().unwrap();
+            let disk_bytes = stats.disk.map_or(0, |disk| disk.used_bytes);
+            [stats.mapped_bytes, stats.backup_bytes, stats.backup_disk_bytes, disk_bytes] == [0; 4]
+        });
+        assert_eq!(self.pool.stats().unwrap().live_blocks, 0);
+        self.pool.close().unwrap();
+        eventually("the device and the host have all memory back", || {
+            self.pool.driver().memory_info().unwrap();
+            self.device.in_use() == [0; 2]
+        });
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        // Empty: its file has no name.
+        let _ = fs::remove_dir(&self.folder);
+    }
+}

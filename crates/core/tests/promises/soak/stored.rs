@@ -1,0 +1,101 @@
+//! Steps on backups: reading, viewing, spilling and dropping them.
+
+use poorwill_core::{DeviceRange, DriverErrorKind, PoolError, TagState, chain};
+
+use super::worker::Worker;
+
+/// What one call writes at once, at least.
+const UNIT: usize = 512;
+
+impl Worker {
+    pub(super) fn read_backup(&mut self, n: usize) {
+        let (at, range) = self.part_of(n);
+        let mut read = vec![0xA5; usize::try_from(range.bytes).unwrap()];
+        match self.world.pool.read_backup(range.addr, &mut read) {
+            Ok(()) => {
+                self.world.saw("a backup that was read");
+                self.expect_backup(n, at, &read);
+            }
+            Err(PoolError::Backup { .. }) => {
+                let is_stored = self.state(n) == TagState::AsleepBackedUp;
+                assert!(!is_stored || self.world.setup.spoils(), "a sleeping block has no backup");
+            }
+            Err(error) => panic!("{}", chain(&error)),
+        }
+    }
+
+    /// The view is kept: later sleeps and wakes must not change what it shows.
+    pub(super) fn view_backup(&mut self, n: usize) {
+        let (at, range) = self.part_of(n);
+        match self.world.pool.view_backup(range) {
+            Ok(view) => {
+                self.world.saw("a view");
+                view.verify().unwrap();
+                self.expect_backup(n, at, &view);
+                let shown = view.to_vec();
+                self.views.push((view, shown));
+            }
+            Err(PoolError::Backup { .. }) => {}
+            Err(error) => panic!("{}", chain(&error)),
+        }
+        if self.views.len() > 2 {
+            self.drop_views();
+        }
+    }
+
+    pub(super) fn drop_views(&mut self) {
+        let changed = |(view, shown): &(_, Vec<u8>)| {
+            <poorwill_core::pool::BackupView as AsRef<[u8]>>::as_ref(view) != &shown[..]
+        };
+        assert!(!self.views.iter().any(changed), "a view has changed");
+        self.views.clear();
+    }
+
+    fn part_of(&mut self, n: usize) -> (usize, DeviceRange) {
+        let (len, addr) = (self.live[n].bytes.len(), self.live[n].block.range.addr);
+        let at = self.random.usize(..len);
+        (at, DeviceRange::new(addr + at as u64, self.random.usize(1..=len - at) as u64))
+    }
+
+    /// Of a tag that sleeps, its bytes; of another, what it held before at some time.
+    fn expect_backup(&self, n: usize, at: usize, read: &[u8]) {
+        if self.state(n) == TagState::AsleepBackedUp {
+            return self.expect_bytes(n, at, read);
+        }
+        let known = &self.live[n];
+        let mut start = 0;
+        while start < read.len() {
+            let end = read.len().min((at + start + 1).next_multiple_of(UNIT) - at);
+            let is_of = |bytes: &Vec<u8>| bytes[at + start..at + end] == read[start..end];
+            assert!(is_of(&known.bytes) || known.before.iter().any(is_of), "bytes of another block");
+            start = end;
+        }
+    }
+
+    pub(super) fn spill(&mut self) {
+        if !self.world.setup.has_disk() {
+            return;
+        }
+        let tags = self.some_tags();
+        match self.world.pool.spill(Some(&tags)) {
+            Ok(bytes) if bytes > 0 => self.world.saw("a spill"),
+            Ok(_) => {}
+            Err(PoolError::Driver { source, .. })
+                if matches!(source.kind, DriverErrorKind::OutOfDisk { .. })
+                    && self.world.setup.is_short() => {}
+            Err(error) => panic!("{}", chain(&error)),
+        }
+    }
+
+    pub(super) fn drop_backups(&mut self) {
+        let tags = self.some_tags();
+        match self.world.pool.drop_backups(Some(&tags)) {
+            Ok(_) => {}
+            Err(PoolError::Asleep { .. }) => {
+                let sleeps = |tag| self.model.state(tag).is_asleep();
+                assert!(tags.iter().any(sleeps), "none of {tags:?} sleeps");
+            }
+            Err(error) => self.expect_failed_copy(&error),
+        }
+    }
+}
