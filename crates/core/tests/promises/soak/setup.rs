@@ -11,6 +11,7 @@ use poorwill_core::backup::{Compress, Disk, HostBackups};
 use poorwill_core::{Driver, Pool, PoolConfig};
 use poorwill_driver::disk::{DiskConfig, DiskIo, FileDisk};
 use poorwill_driver::{HostConfig, HostDevice, HostMemoryConfig};
+use poorwill_testkit::broken::{BrokenDriver, Defect};
 use poorwill_testkit::device::{DeviceKind, TestDevice, skipped_unless};
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use poorwill_testkit::watchdog::eventually;
@@ -35,6 +36,8 @@ pub(super) struct Setup {
     pub(super) keeps: bool,
     pub(super) compress: Compress,
     pub(super) storage: Storage,
+    /// Of the driver, to see that the program notices it.
+    pub(super) defect: Option<Defect>,
 }
 
 impl Default for Setup {
@@ -47,6 +50,7 @@ impl Default for Setup {
             keeps: true,
             compress: Compress::Off,
             storage: Storage::Host,
+            defect: None,
         }
     }
 }
@@ -71,7 +75,7 @@ impl Setup {
     }
 
     /// What some run must meet: a program without the hard cases would prove nothing.
-    pub(super) fn to_see(&self) -> impl Iterator<Item = &'static str> + use<> {
+    pub(super) fn hard_cases(self) -> impl Iterator<Item = &'static str> + use<> {
         let always = [
             "a sleep",
             "a conflict",
@@ -150,7 +154,9 @@ impl World {
     /// Every second one has the fast digests of a GPU.
     pub(super) fn open(setup: Setup, seed: u64) -> Self {
         let device = Device::open(&setup);
-        let driver = ScriptedDriver::new(device.driver(), |_| Verdict::Pass);
+        let driver = ScriptedDriver::new(Arc::new(BrokenDriver::new(device.driver(), setup.defect)), |_| {
+            Verdict::Pass
+        });
         let is_fast = seed.is_multiple_of(2);
         let driver: Arc<dyn Driver> = Arc::new(driver.with_info(|info| info.fast_digests |= is_fast));
         let granule = driver.info().granule_bytes;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use poorwill_core::{
-    Decision, DriverErrorKind, Dropped, Level, LocalDecision, PoolError, SleepReport, SleepRequest, Staged,
-    Tag, TagState, Verdict, Verify, WakeReport, WakeRequest, chain,
+    Decision, DecisionError, DriverErrorKind, Dropped, Level, LocalDecision, PoolError, SleepReport,
+    SleepRequest, Staged, Tag, TagState, Verdict, Verify, WakeReport, WakeRequest, chain,
 };
 
 use super::worker::Worker;
@@ -39,14 +39,14 @@ impl Worker {
         match (slept, after.sleep(level, Some(&tags))) {
             (Ok(Some(report)), Some(falling)) => {
                 self.model = after;
-                self.fell_asleep(&report, falling);
+                self.fell_asleep(&report, &falling);
             }
             (Ok(None), Some(_)) => {
                 self.world.saw("a sleep that was undone");
                 self.check_bytes_of(&tags);
             }
             (Err(PoolError::SleepConflict { .. } | PoolError::Undefined { .. }), None) => {
-                self.world.saw("a conflict")
+                self.world.saw("a conflict");
             }
             (Err(error), Some(_)) => {
                 self.expect_failed_copy(&error);
@@ -56,10 +56,10 @@ impl Worker {
         }
     }
 
-    fn fell_asleep(&mut self, report: &SleepReport, falling: Vec<Tag>) {
+    fn fell_asleep(&mut self, report: &SleepReport, falling: &[Tag]) {
         let released_bytes = report.released_bytes + report.shared_backup_bytes;
         assert_eq!(report.planned_release_bytes, released_bytes, "{report:?}");
-        assert_eq!(sorted(report.tags.clone()), sorted(falling.clone()));
+        assert_eq!(sorted(report.tags.clone()), sorted(falling.to_vec()));
         self.world.saw("a sleep");
         for known in &mut self.live {
             let (tag, policy) = &self.tags[known.tag];
@@ -110,7 +110,7 @@ impl Worker {
                 self.check_bytes_of(&tags);
             }
             Err(PoolError::OverLimit { .. } | PoolError::DeviceFull { .. }) => {
-                self.world.saw("a refused wake")
+                self.world.saw("a refused wake");
             }
             Err(PoolError::Corrupt { .. }) => {
                 assert!(spoils, "nothing was spoiled");
@@ -146,27 +146,25 @@ impl Worker {
         let decision = Arc::new(LocalDecision::default());
         let staged = begin(Arc::clone(&decision) as Arc<dyn Decision>, undo_after)?;
         self.work_beside(tags);
-        let ended = match ending {
+        match ending {
             Committed => staged.commit().map(Some),
             CommittedElsewhere => {
-                decision.decide(Verdict::Commit).unwrap();
+                let proposed = decision.decide(Verdict::Commit);
+                expect_verdict(proposed, Verdict::Commit);
                 staged.wait().map(Some)
             }
             Undone => staged.undo().map(|()| None),
             Dropped => {
                 drop(staged);
-                assert_eq!(decision.verdict().unwrap(), Some(Verdict::Undo));
-                // Waits until it is undone.
+                expect_verdict(decision.verdict().map(Option::unwrap), Verdict::Undo);
+                // It waits for the undo.
                 self.world.pool.trim().map(|_| None)
             }
-            Undecided => match staged.wait() {
-                Err(PoolError::Undone { .. }) => Ok(None),
-                Ok(_) => panic!("committed without a decision"),
-                Err(error) => Err(error),
-            },
-        };
-        assert!(!matches!(ended, Err(PoolError::Undone { .. } | PoolError::Committed { .. })), "{ending:?}");
-        ended
+            Undecided => {
+                expect_undone(&staged.wait().map(drop));
+                Ok(None)
+            }
+        }
     }
 
     pub(super) fn prepare(&mut self) {
@@ -209,6 +207,14 @@ impl Worker {
             Err(error) => panic!("{}", chain(&error)),
         }
     }
+}
+
+fn expect_verdict(verdict: Result<Verdict, DecisionError>, expected: Verdict) {
+    assert_eq!(verdict.unwrap(), expected);
+}
+
+fn expect_undone(ended: &Result<(), PoolError>) {
+    assert!(matches!(ended, Err(PoolError::Undone { .. })), "without a decision: {ended:?}");
 }
 
 fn sorted(mut tags: Vec<Tag>) -> Vec<Tag> {
