@@ -16,6 +16,8 @@ pub mod driver;
 pub mod hibernation;
 mod per_process;
 pub mod pool;
+#[doc(hidden)]
+pub mod shared_threads;
 mod sync;
 pub mod tag;
 

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicUsize, Ordering};
-use loom::thread;
+use loom::thread::{self, JoinHandle};
 
-use super::commands::{Commands, next_command, pause};
+use super::commands::{Commands, next_command, not_started, pause, request_work, stop};
 use super::handover::HandoverLock;
 use super::tag_lock::{Monitor, TagLock};
 
@@ -95,29 +95,58 @@ fn two_exclusive_holders_do_not_wait_for_each_other() {
     });
 }
 
-#[test]
-fn no_command_is_lost_and_the_end_is_seen() {
-    loom::model(|| {
-        let commands = Arc::new(Monitor::new(Commands::default()));
-        let done = Arc::new(Monitor::new(false));
-        let (heard, working) = (Arc::clone(&commands), Arc::clone(&done));
-        let reaper = thread::spawn(move || {
-            while next_command(&heard) {
-                *working.lock_anyway() = true;
-                working.notify();
+/// A reaper as the pool has it: started by a request that finds none under way.
+#[derive(Debug)]
+struct Reaper {
+    commands: Monitor<Commands>,
+    asked: AtomicUsize,
+    seen: AtomicUsize,
+    under_way: AtomicUsize,
+}
+
+impl Reaper {
+    fn new() -> Arc<Self> {
+        let commands = Monitor::new(Commands::default());
+        let [asked, seen, under_way] = [0; 3].map(AtomicUsize::new);
+        Arc::new(Self { commands, asked, seen, under_way })
+    }
+
+    fn ask(self: &Arc<Self>, most: impl Fn(&Monitor<Commands>) + Send + 'static) -> Option<JoinHandle<()>> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        let reaper = Arc::clone(self);
+        let run = move || {
+            while next_command(&reaper.commands) {
+                assert_eq!(reaper.under_way.fetch_add(1, Ordering::SeqCst), 0, "one at a time");
+                reaper.seen.store(reaper.asked.load(Ordering::SeqCst), Ordering::SeqCst);
+                most(&reaper.commands);
+                reaper.under_way.fetch_sub(1, Ordering::SeqCst);
             }
-        });
-        commands.lock_anyway().request_work();
-        commands.notify();
-        let mut worked = done.lock_anyway();
-        while !*worked {
-            worked = done.wait(worked).expect("no thread panics");
-        }
-        drop(worked);
-        commands.lock_anyway().stop();
-        commands.notify();
-        reaper.join().unwrap();
-        assert!(!next_command(&commands), "the end stays the end");
+        };
+        request_work(&self.commands).then(|| thread::spawn(run))
+    }
+}
+
+#[test]
+fn no_command_is_lost_and_one_reaper_works_at_a_time() {
+    loom::model(|| {
+        let reaper = Reaper::new();
+        let other = Arc::clone(&reaper);
+        let other = thread::spawn(move || other.ask(|_| ()));
+        let started = [reaper.ask(|_| ()), other.join().unwrap()];
+        assert!(started.iter().any(Option::is_some), "one request has started it");
+        started.into_iter().flatten().for_each(|reaper| reaper.join().unwrap());
+        assert_eq!(reaper.seen.load(Ordering::SeqCst), 2, "the last request was followed");
+    });
+}
+
+#[test]
+fn one_that_did_not_start_is_started_by_the_next_request() {
+    loom::model(|| {
+        let commands = Monitor::new(Commands::default());
+        assert!(request_work(&commands));
+        not_started(&commands);
+        assert!(request_work(&commands) && next_command(&commands));
+        assert!(!next_command(&commands));
     });
 }
 
@@ -125,22 +154,15 @@ fn no_command_is_lost_and_the_end_is_seen() {
 #[test]
 fn a_pause_takes_the_next_command_and_sees_the_end() {
     loom::model(|| {
-        let commands = Arc::new(Monitor::new(Commands::default()));
-        let heard = Arc::clone(&commands);
-        let reaper = thread::spawn(move || {
-            while next_command(&heard) {
-                // loom's waits do not time out.
-                while pause(&heard, Duration::from_millis(1)) {}
-            }
-        });
-        commands.lock_anyway().request_work();
-        commands.notify();
-        commands.lock_anyway().request_work();
-        commands.notify();
-        commands.lock_anyway().stop();
-        commands.notify();
-        reaper.join().unwrap();
-        assert!(!pause(&commands, Duration::from_millis(1)), "the end stays the end");
+        let reaper = Reaper::new();
+        // loom's waits do not time out.
+        let poll = |commands: &Monitor<Commands>| while pause(commands, Duration::from_millis(1)) {};
+        let first = reaper.ask(poll);
+        let second = reaper.ask(poll);
+        stop(&reaper.commands);
+        [first, second].into_iter().flatten().for_each(|reaper| reaper.join().unwrap());
+        assert!(!pause(&reaper.commands, Duration::from_millis(1)), "the end stays the end");
+        assert!(!request_work(&reaper.commands) && !next_command(&reaper.commands), "and starts nothing");
     });
 }
 

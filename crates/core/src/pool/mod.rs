@@ -50,7 +50,6 @@ pub use tools::report::{
     WakeReport, WakeRequest,
 };
 
-use self::means::reaper::Reaper;
 use self::operations::access::Access;
 use self::shared::{Shared, StateGuard};
 use self::tools::cancel;
@@ -80,7 +79,6 @@ use crate::tag::{Changes, StoredAs, Tag, TagPolicy, TagState};
 /// ```
 pub struct Pool {
     shared: Arc<Shared>,
-    reaper: Mutex<Reaper>,
     threads: Mutex<Threads>,
 }
 
@@ -103,10 +101,9 @@ impl Pool {
         config: PoolConfig,
         backups: Arc<dyn Backups>,
     ) -> Result<Self> {
-        let shared = Arc::new(Shared::open(driver, &config, backups)?);
+        let shared = Shared::open(driver, &config, backups)?;
         shared.lend_host_memory();
-        let (reaper, threads) = Default::default();
-        Ok(Self { shared, reaper, threads })
+        Ok(Self { shared, threads: Mutex::default() })
     }
 
     /// The device.
@@ -174,13 +171,8 @@ impl Pool {
         let above_mark = state.above_mark_bytes(self.shared.counters()) > 0;
         drop(state);
         if waits || above_mark {
-            self.rouse_reaper();
+            self.shared.wake_reaper();
         }
-    }
-
-    fn rouse_reaper(&self) {
-        self.reaper.lock().unwrap_or_else(PoisonError::into_inner).start(&self.shared);
-        self.shared.wake_reaper();
     }
 
     /// Changes [`PoolConfig::cached_max_bytes`]; excess is released in the background.
@@ -420,9 +412,7 @@ impl Pool {
     fn end_work(&self) {
         self.shared.drain_tags();
         self.threads.lock().unwrap_or_else(PoisonError::into_inner).join();
-        self.shared.commands().lock_anyway().stop();
-        self.shared.commands().notify();
-        self.reaper.lock().unwrap_or_else(PoisonError::into_inner).join();
+        self.shared.end_reaper();
     }
 }
 
@@ -525,7 +515,6 @@ impl Drop for Pool {
     fn drop(&mut self) {
         if self.shared.driver().check_process().is_err() {
             // A forked child: everything belongs to the parent.
-            self.reaper.get_mut().unwrap_or_else(PoisonError::into_inner).forget();
             self.threads.get_mut().unwrap_or_else(PoisonError::into_inner).forget();
             return;
         }

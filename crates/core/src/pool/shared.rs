@@ -6,7 +6,7 @@
 //! driver call moves memory, and no copy or wait happens.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use super::state::PoolState;
@@ -22,6 +22,7 @@ use crate::pool::tools::deadline::{Deadline, Wait};
 use crate::pool::tools::error::{Awaited, PoolError, Result};
 use crate::pool::tools::handover::HandoverLock;
 use crate::pool::tools::keys::TagKey;
+use crate::pool::tools::reaper_thread::ReaperThread;
 use crate::pool::tools::shape::Shape;
 use crate::pool::tools::tag_lock::Monitor;
 use crate::tag::{Tag, TagState};
@@ -47,6 +48,8 @@ pub(super) struct Shared {
     scratch: ScratchMemory,
     counters: Arc<Counters>,
     commands: Monitor<Commands>,
+    reaper_thread: ReaperThread,
+    this: Weak<Self>,
 }
 
 pub(super) type StateGuard<'a> = MutexGuard<'a, PoolState>;
@@ -121,13 +124,13 @@ impl Shared {
         driver: Arc<dyn Driver>,
         config: &PoolConfig,
         backups: Arc<dyn Backups>,
-    ) -> Result<Self> {
+    ) -> Result<Arc<Self>> {
         config.check(driver.info())?;
         let shape = Shape::new(config, driver.info());
         let streams = Streams::open(&*driver)?;
         let pool = NEXT_POOL.fetch_add(1, Ordering::Relaxed);
         let counters = Arc::new(Counters::default());
-        Ok(Self {
+        Ok(Arc::new_cyclic(|this| Self {
             memory: HandoverLock::new(PhysicalMemory::new(Arc::clone(&driver), Arc::clone(&counters))),
             scratch: ScratchMemory::default(),
             driver,
@@ -140,7 +143,9 @@ impl Shared {
             state: Monitor::new(PoolState::new(shape, pool, config.cached_max_bytes)),
             counters,
             commands: Monitor::new(Commands::default()),
-        })
+            reaper_thread: ReaperThread::new(),
+            this: Weak::clone(this),
+        }))
     }
 
     pub(super) fn driver(&self) -> &dyn Driver {
@@ -175,6 +180,15 @@ impl Shared {
         &self.commands
     }
 
+    pub(super) fn reaper_thread(&self) -> &ReaperThread {
+        &self.reaper_thread
+    }
+
+    /// Another owner of this; `None` as it is dropped.
+    pub(super) fn counted(&self) -> Option<Arc<Self>> {
+        self.this.upgrade()
+    }
+
     pub(super) fn preparing(&self) -> MutexGuard<'_, ()> {
         self.preparing.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -199,11 +213,6 @@ impl Shared {
     pub(super) fn promising_bytes(&self, pending_bytes: u64) -> u64 {
         let stalled_bytes = self.stalled_bytes.fetch_min(pending_bytes, Ordering::Relaxed).min(pending_bytes);
         pending_bytes - stalled_bytes
-    }
-
-    pub(super) fn wake_reaper(&self) {
-        self.commands.lock_anyway().request_work();
-        self.commands.notify();
     }
 
     /// Ignores poisoning.
@@ -314,10 +323,10 @@ impl Shared {
     /// reaper, which may have found nothing above the mark.
     pub(super) fn had_again(&self, mut state: StateGuard<'_>) {
         state.heap_mut().clocks_mut().note_change();
-        let has_mark = state.has_mark();
+        let above_mark = state.above_mark_bytes(&self.counters) > 0;
         drop(state);
         self.state.notify();
-        if has_mark {
+        if above_mark {
             self.wake_reaper();
         }
     }

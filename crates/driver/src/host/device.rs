@@ -11,6 +11,7 @@ use std::thread;
 use poorwill_core::digest::{Digest, DigestHasher};
 use poorwill_core::driver::{HostWork, Result, check_save, digests_of_saved};
 use poorwill_core::hibernation::{CheckpointErrorKind, HeldMemory};
+use poorwill_core::shared_threads::SharedThreads;
 use poorwill_core::{
     BackingId, ByteSize, CopyPart, DeviceInfo, DeviceRange, Driver, DriverError, DriverErrorKind, EventId,
     HostBuffer, HostMemoryInfo, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
@@ -18,7 +19,7 @@ use poorwill_core::{
 
 use super::hibernation::{DeviceCall, HostProcess, HostProcessMemory, StepFailure};
 use super::state::{HostState, Span, punch};
-use super::stream::{HostEvent, HostStream, system};
+use super::stream::{HostEvent, HostStream, THREADS, system};
 use crate::copy_ranges;
 use crate::host_memory::{
     BufferMade, BufferPin, HostArena, HostMemoryConfig, HostMemoryDetails, Options, Plain,
@@ -83,6 +84,7 @@ pub struct HostDevice {
     shared: Arc<Shared>,
     /// Not dropped in a forked child, where the threads do not exist.
     queues: ManuallyDrop<Mutex<HostQueues>>,
+    threads: Arc<SharedThreads>,
     host_memory: Arc<HostArena>,
     /// This process, once it is registered.
     process: OnceLock<HostProcess>,
@@ -135,7 +137,8 @@ impl HostDevice {
         let state = HostState::new(capacity_bytes, granule)
             .map_err(|error| DriverError::new(Op::Open, system("create a memfd", &error)))?;
         let mut queues = HostQueues { next_id: 1, ..HostQueues::default() };
-        queues.streams.insert(StreamId::DEFAULT.0, HostStream::start(StreamId::DEFAULT, owner, Op::Open)?);
+        let threads = THREADS.share();
+        queues.streams.insert(StreamId::DEFAULT.0, HostStream::new(StreamId::DEFAULT, owner, &threads));
         let copy_streams = thread::available_parallelism().map_or(1, usize::from).min(COPY_STREAMS_MAX);
         let file = Arc::clone(state.file());
         let options = Options {
@@ -155,6 +158,7 @@ impl HostDevice {
             owner,
             shared: Arc::new(Shared { state: Mutex::new(state), file, granule_bytes }),
             queues: ManuallyDrop::new(Mutex::new(queues)),
+            threads,
             host_memory: HostArena::new(owner, Box::new(Plain), options),
             process: OnceLock::new(),
         })
@@ -477,8 +481,7 @@ impl Driver for HostDevice {
         self.owner.check(Op::StreamCreate)?;
         let mut queues = self.queues();
         let id = StreamId(queues.next_id());
-        let stream = HostStream::start(id, self.owner, Op::StreamCreate)?;
-        queues.streams.insert(id.0, stream);
+        queues.streams.insert(id.0, HostStream::new(id, self.owner, &self.threads));
         Ok(id)
     }
 
@@ -501,8 +504,7 @@ impl Driver for HostDevice {
 
     fn stream_synchronize(&self, stream: StreamId) -> Result<()> {
         self.owner.check(Op::StreamSynchronize)?;
-        let done =
-            self.queues().stream(Op::StreamSynchronize, stream)?.submit(Op::StreamSynchronize, || Ok(()))?;
+        let done = self.queues().stream(Op::StreamSynchronize, stream)?.drain(Op::StreamSynchronize)?;
         done.wait()
     }
 
@@ -559,7 +561,7 @@ impl Driver for HostDevice {
     fn synchronize(&self) -> Result<()> {
         self.owner.check(Op::Synchronize)?;
         let waits: Result<Vec<Pending<()>>> =
-            self.queues().streams.values().map(|stream| stream.submit(Op::Synchronize, || Ok(()))).collect();
+            self.queues().streams.values().map(|stream| stream.drain(Op::Synchronize)).collect();
         waits?.into_iter().try_for_each(Pending::wait)
     }
 

@@ -2,7 +2,7 @@
 //!
 //! It is the default for embedding and for tests. Physical memory is one sparse memfd, counted against a
 //! capacity. A backing is a range of the file, and a release punches a hole. Mappings are real ones, so
-//! access to unmapped pages faults. Streams are threads.
+//! access to unmapped pages faults. Streams with work have threads.
 //!
 //! It keeps every rule of [`poorwill_core::driver`] and detects more than a GPU. It counts work in flight per
 //! mapping: an early unmap fails with `Busy`.

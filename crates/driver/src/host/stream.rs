@@ -1,14 +1,21 @@
-//! Streams and events of the host device: threads that run jobs in order.
+//! Streams and events of the host device: queues of jobs that run in order.
+//!
+//! A stream with jobs has a thread, one of those that the host devices of a process share. An idle stream has none.
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::{fmt, io, mem};
 
+use poorwill_core::shared_threads::{SharedThreads, Task, ThreadKind};
 use poorwill_core::{DriverError, DriverErrorKind, Op, Pending, StreamId};
 
 use crate::process::Owner;
+
+/// Of all host devices.
+pub(super) static THREADS: ThreadKind = ThreadKind::named("poorwill-host");
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -16,20 +23,26 @@ type Job = Box<dyn FnOnce() + Send>;
 pub(super) struct HostStream {
     id: StreamId,
     owner: Owner,
-    jobs: Sender<Job>,
+    threads: Arc<SharedThreads>,
+    queue: Arc<Queue>,
     unfinished: Arc<AtomicUsize>,
-    worker: JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct Queue(Mutex<Queued>);
+
+#[derive(Default)]
+struct Queued {
+    jobs: VecDeque<Job>,
+    /// Runs them until none is left; then it is ending.
+    runner: Option<Task>,
+    is_running: bool,
 }
 
 impl HostStream {
-    pub(super) fn start(id: StreamId, owner: Owner, op: Op) -> Result<Self, DriverError> {
-        let (jobs, queue) = mpsc::channel::<Job>();
-        let work = move || queue.into_iter().for_each(|job| job());
-        let worker = thread::Builder::new()
-            .name(format!("poorwill-host-{}", id.0))
-            .spawn(work)
-            .map_err(|error| DriverError::new(op, system("spawn a thread", &error)))?;
-        Ok(Self { id, owner, jobs, unfinished: Arc::default(), worker })
+    pub(super) fn new(id: StreamId, owner: Owner, threads: &Arc<SharedThreads>) -> Self {
+        let (queue, unfinished) = Default::default();
+        Self { id, owner, threads: Arc::clone(threads), queue, unfinished }
     }
 
     pub(super) fn submit<T: Send + 'static>(
@@ -51,15 +64,27 @@ impl HostStream {
             ended_here.store(true, Ordering::Release);
         });
         self.unfinished.fetch_add(1, Ordering::Relaxed);
-        self.jobs.send(job).map_err(|_| ended(op, id))?;
+        self.queue.push(&self.threads, job).map_err(|error| {
+            self.unfinished.fetch_sub(1, Ordering::Relaxed);
+            DriverError::new(op, system("start a thread for a stream", &error))
+        })?;
         let wait = move || {
             owner.check(op)?;
             match outcome.recv() {
                 Ok(result) => result.map_err(|kind| DriverError::new(op, kind)),
-                Err(_) => Err(ended(op, id)),
+                Err(_) => Err(lost(op, id)),
             }
         };
         Ok(Pending::new(wait).telling(move || has_ended.load(Ordering::Acquire)))
+    }
+
+    /// All that was queued before. An idle stream needs no thread for it.
+    pub(super) fn drain(&self, op: Op) -> Result<Pending<()>, DriverError> {
+        if !self.is_idle() {
+            return self.submit(op, || Ok(()));
+        }
+        let owner = self.owner;
+        Ok(Pending::new(move || owner.check(op)))
     }
 
     /// Reliable only while the caller prevents queuing.
@@ -67,13 +92,47 @@ impl HostStream {
         self.unfinished.load(Ordering::Acquire) == 0
     }
 
+    /// Returns after the last job, or at once in that job if it drops the device.
     pub(super) fn finish(self) {
-        drop(self.jobs);
-        if self.worker.thread().id() == thread::current().id() {
-            return; // The device was dropped by its own last job; the thread ends by itself.
+        let runner = self.queue.lock().runner.take();
+        runner.into_iter().for_each(Task::join);
+    }
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, Queued> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(self: &Arc<Self>, threads: &SharedThreads, job: Job) -> io::Result<()> {
+        let mut queued = self.lock();
+        if !queued.is_running {
+            let queue = Arc::clone(self);
+            queued.runner = Some(threads.start(move || queue.run())?);
+            queued.is_running = true;
         }
-        // A job's panic was already reported to its waiter.
-        let _ = self.worker.join();
+        queued.jobs.push_back(job);
+        Ok(())
+    }
+
+    fn run(&self) {
+        while let Some(job) = self.next() {
+            // Dropping what no waiter took may panic; dropping the payload may panic again.
+            let _ = catch_unwind(AssertUnwindSafe(job)).map_err(mem::forget);
+        }
+    }
+
+    fn next(&self) -> Option<Job> {
+        let mut queued = self.lock();
+        let job = queued.jobs.pop_front();
+        queued.is_running = job.is_some();
+        job
+    }
+}
+
+impl fmt::Debug for Queue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Queue").finish_non_exhaustive()
     }
 }
 
@@ -82,12 +141,12 @@ fn panicked() -> DriverErrorKind {
     DriverErrorKind::Device { code: 0, name: "work panicked".into(), text }
 }
 
-fn ended(op: Op, stream: StreamId) -> DriverError {
-    let text = format!("the thread of {stream} has ended");
-    DriverError::new(op, DriverErrorKind::Device { code: 0, name: "stream ended".into(), text })
+fn lost(op: Op, stream: StreamId) -> DriverError {
+    let text = format!("work on {stream} ended without a result: dropping what it used panicked");
+    DriverError::new(op, DriverErrorKind::Device { code: 0, name: "work lost".into(), text })
 }
 
-pub(super) fn system(what: &str, error: &std::io::Error) -> DriverErrorKind {
+pub(super) fn system(what: &str, error: &io::Error) -> DriverErrorKind {
     let code = error.raw_os_error();
     let text = error.to_string();
     // The code is printed separately.

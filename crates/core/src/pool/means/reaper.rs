@@ -1,15 +1,14 @@
-//! The reaper: a thread that frees and unmaps what had to wait for the device.
+//! The reaper: it frees and unmaps what had to wait for the device.
 //!
-//! It starts with the first free that waits for other streams, or when the cache first exceeds its mark. It
-//! waits without locks, and takes only the pool's. The pool ends and joins it.
+//! It is under way from the first free that waits for other streams, or the first excess of the cache over its mark,
+//! until nothing is left to wait for. It waits without locks, and takes only the pool's. The pool ends and joins it.
 
-use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use super::events::Waited;
 use crate::pool::shared::Shared;
-use crate::pool::tools::commands::{next_command, pause};
+use crate::pool::tools::commands::{next_command, not_started, pause, request_work, stop};
 use crate::pool::tools::deadline::Deadline;
 
 /// Between two checks during a capture.
@@ -18,38 +17,31 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(3);
 /// Checks in a row without anything to wait for.
 const IDLE_CHECKS_MAX: u32 = 3;
 
-#[derive(Debug, Default)]
-pub(in crate::pool) struct Reaper(Option<JoinHandle<()>>);
-
-impl Reaper {
+impl Shared {
     /// If the system refuses the thread, the next allocation that needs memory does the work.
-    pub(in crate::pool) fn start(&mut self, shared: &Arc<Shared>) {
-        if self.0.is_some() {
-            return;
+    pub(in crate::pool) fn wake_reaper(&self) {
+        if request_work(self.commands()) && !self.start_reaper() {
+            not_started(self.commands());
         }
-        let shared = Arc::clone(shared);
+    }
+
+    fn start_reaper(&self) -> bool {
+        let Some(shared) = self.counted() else { return false };
         let work = move || {
             while next_command(shared.commands()) {
-                shared.reap();
+                // A panic has poisoned the pool, which the next call reports.
+                let _ = catch_unwind(AssertUnwindSafe(|| shared.reap())).map_err(std::mem::forget);
             }
         };
-        self.0 = thread::Builder::new().name("poorwill-reaper".into()).spawn(work).ok();
+        self.reaper_thread().start(work).is_ok()
     }
 
-    pub(in crate::pool) fn join(&mut self) {
-        if let Some(thread) = self.0.take() {
-            // A panic there has poisoned the pool, which the next call reports.
-            let _ = thread.join();
-        }
+    /// For good.
+    pub(in crate::pool) fn end_reaper(&self) {
+        stop(self.commands());
+        self.reaper_thread().join();
     }
 
-    /// Drops a thread that does not exist in this process.
-    pub(in crate::pool) fn forget(&mut self) {
-        std::mem::forget(self.0.take());
-    }
-}
-
-impl Shared {
     fn reap(&self) {
         let mut idle_checks = 0;
         let forever = Deadline::begin(self.driver(), None);

@@ -12,6 +12,7 @@ pub(super) mod handover;
 pub(super) mod keys;
 pub(super) mod loss_ranges;
 pub(super) mod mapping;
+pub(super) mod reaper_thread;
 pub(super) mod report;
 pub(super) mod shape;
 pub(super) mod tag_lock;
