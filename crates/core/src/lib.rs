@@ -14,7 +14,8 @@ pub mod decision;
 pub mod digest;
 pub mod driver;
 pub mod hibernation;
-mod per_process;
+#[doc(hidden)]
+pub mod per_process;
 pub mod pool;
 #[doc(hidden)]
 pub mod shared_threads;

@@ -4,11 +4,12 @@
 //! have ended. A forked child shares none of its parent's.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::convert::Infallible;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, ThreadId};
 use std::{fmt, io, mem, process};
 
-use crate::per_process::{FORKS, PerProcess};
+use crate::per_process::SharedInProcess;
 
 /// Threads that wait for work, at most.
 const IDLE_MAX: usize = 8;
@@ -19,29 +20,21 @@ type Work = Box<dyn FnOnce() + Send>;
 #[derive(Debug)]
 pub struct ThreadKind {
     name: &'static str,
-    shared: PerProcess<Mutex<Weak<SharedThreads>>>,
+    shared: SharedInProcess<SharedThreads>,
 }
 
 impl ThreadKind {
     /// An unused kind.
     #[must_use]
     pub const fn named(name: &'static str) -> Self {
-        Self { name, shared: PerProcess::new([const { Mutex::new(Weak::new()) }; FORKS]) }
+        Self { name, shared: SharedInProcess::new() }
     }
 
     /// The threads of this process, for one user. Until it drops them, its work ends.
     #[must_use]
     pub fn share(&self) -> Arc<SharedThreads> {
-        let mut shared = self.shared.here().lock().unwrap_or_else(PoisonError::into_inner);
-        match shared.upgrade().filter(|threads| threads.process == process::id()) {
-            Some(threads) => threads,
-            None => {
-                let crew = Arc::default();
-                let threads = Arc::new(SharedThreads { name: self.name, process: process::id(), crew });
-                *shared = Arc::downgrade(&threads);
-                threads
-            }
-        }
+        let make = || Ok::<_, Infallible>(SharedThreads::of_this_process(self.name));
+        self.shared.get_or_make(make).unwrap_or_else(|never| match never {})
     }
 }
 
@@ -70,6 +63,10 @@ struct CrewNow {
 }
 
 impl SharedThreads {
+    fn of_this_process(name: &'static str) -> Self {
+        Self { name, process: process::id(), crew: Arc::default() }
+    }
+
     /// Begins `work` at once, on a thread of its own while it lasts. A panic ends the thread.
     ///
     /// # Errors

@@ -112,6 +112,11 @@ impl<R, B> Ledger<R, B> {
         BackingId(id)
     }
 
+    /// All that exist.
+    pub(crate) fn backings(&self) -> impl Iterator<Item = &B> {
+        self.backings.values().map(|backing| &backing.machine)
+    }
+
     /// The step learns whether the backing is still mapped.
     pub(crate) fn release(&mut self, id: BackingId, step: impl FnOnce(&B, bool) -> Result<()>) -> Result<()> {
         let (machine, mapped) = self.check_release(id)?;

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread;
@@ -17,8 +16,9 @@ use poorwill_core::{
     HostBuffer, HostMemoryInfo, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
 };
 
+use super::file::DeviceFile;
 use super::hibernation::{DeviceCall, HostProcess, HostProcessMemory, StepFailure};
-use super::state::{HostState, Span, punch};
+use super::state::{HostState, Span};
 use super::stream::{HostEvent, HostStream, THREADS, system};
 use crate::copy_ranges;
 use crate::host_memory::{
@@ -96,7 +96,7 @@ struct RegisteredMemory(Weak<HostDevice>);
 #[derive(Debug)]
 struct Shared {
     state: Mutex<HostState>,
-    file: Arc<OwnedFd>,
+    file: Arc<DeviceFile>,
     granule_bytes: usize,
 }
 
@@ -134,7 +134,7 @@ impl HostDevice {
             DriverError::invalid(Op::Open, format!("a granule of {granule} bytes is too large"))
         })?;
         let owner = Owner::this()?;
-        let state = HostState::new(capacity_bytes, granule)
+        let state = HostState::new(owner, capacity_bytes, granule)
             .map_err(|error| DriverError::new(Op::Open, system("create a memfd", &error)))?;
         let mut queues = HostQueues { next_id: 1, ..HostQueues::default() };
         let threads = THREADS.share();
@@ -381,7 +381,7 @@ impl Shared {
 
     fn read_file(&self, mut offset: u64, mut bytes: &mut [u8]) -> std::result::Result<(), DriverErrorKind> {
         while !bytes.is_empty() {
-            let read = rustix::io::retry_on_intr(|| rustix::io::pread(&self.file, &mut *bytes, offset))
+            let read = rustix::io::retry_on_intr(|| rustix::io::pread(&*self.file, &mut *bytes, offset))
                 .map_err(|errno| system("read device memory", &errno.into()))?;
             if read == 0 {
                 return Err(system("read device memory", &io::ErrorKind::UnexpectedEof.into()));
@@ -413,7 +413,8 @@ impl Shared {
     /// Whole pages become holes; the kernel overwrites the rest.
     fn zero(&self, spans: &[Span]) -> std::result::Result<(), DriverErrorKind> {
         spans.iter().try_for_each(|span| {
-            punch(&self.file, span.file_offset, span.bytes as u64)
+            self.file
+                .punch(span.file_offset, span.bytes as u64)
                 .map_err(|error| system("write zeros", &error))
         })
     }

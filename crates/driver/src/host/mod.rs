@@ -1,7 +1,7 @@
 //! The host device: virtual memory that behaves like a GPU's.
 //!
-//! It is the default for embedding and for tests. Physical memory is one sparse memfd, counted against a
-//! capacity. A backing is a range of the file, and a release punches a hole. Mappings are real ones, so
+//! It is the default for embedding and for tests. Physical memory is one sparse memfd of all such devices, each
+//! counted against its capacity. A backing is a range of the file, and a release punches a hole. Mappings are real ones, so
 //! access to unmapped pages faults. Streams with work have threads.
 //!
 //! It keeps every rule of [`poorwill_core::driver`] and detects more than a GPU. It counts work in flight per
@@ -13,6 +13,7 @@
 //! because writers to one file would wait for each other.
 
 mod device;
+mod file;
 mod hibernation;
 mod state;
 mod stream;

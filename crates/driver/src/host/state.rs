@@ -4,39 +4,28 @@
 //! nothing.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use poorwill_core::{BackingId, ByteSize, DeviceRange, DriverErrorKind};
-use rustix::fs::{self, FallocateFlags, MemfdFlags, SeekFrom};
-use rustix::io::{Errno, pread, pwrite, retry_on_intr};
-use rustix::process::{Resource, getrlimit};
+use poorwill_core::{BackingId, DeviceRange, DriverErrorKind};
 
+use super::file::{DeviceFile, Extent};
 use super::stream::system;
 use super::vm::VmRegion;
 use crate::ledger::{Ledger, MappingKey, Result, invalid};
 use crate::process::Owner;
 
-/// Logical size of the sparse file. Ranges are never reused: at 10 GiB/s of creation it lasts thirteen years.
-const FILE_BYTES: u64 = 1 << 62;
-
 #[derive(Debug)]
 pub(super) struct HostState {
-    file: Arc<OwnedFd>,
+    owner: Owner,
+    file: Arc<DeviceFile>,
     capacity_bytes: u64,
     held_bytes: u64,
-    next_offset: u64,
     /// Released and unmapped, but the system refused to punch the hole. Counts as held.
     unpunched: Vec<Extent>,
     /// All bytes, while they are off the device, and how much was held.
-    taken_off: Option<(OwnedFd, u64)>,
+    taken_off: Option<(DeviceFile, u64)>,
     ledger: Ledger<Arc<VmRegion>, Extent>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Extent {
-    offset: u64,
-    bytes: u64,
 }
 
 /// The part of a device range in one mapping.
@@ -50,33 +39,36 @@ pub(super) struct Span {
 }
 
 impl HostState {
-    pub(super) fn new(capacity_bytes: u64, granule_bytes: u64) -> io::Result<Self> {
-        let file = fs::memfd_create("poorwill-host-device", MemfdFlags::CLOEXEC)?;
-        // Growing a file beyond this limit raises a signal instead of an error.
-        if let Some(limit) = getrlimit(Resource::Fsize).current.filter(|limit| *limit < FILE_BYTES) {
-            let limit = ByteSize(limit);
-            let reason = format!("files may not exceed {limit} here; lift the limit (ulimit -f unlimited)");
-            return Err(io::Error::other(reason));
-        }
-        fs::ftruncate(&file, FILE_BYTES)?;
+    pub(super) fn new(owner: Owner, capacity_bytes: u64, granule_bytes: u64) -> io::Result<Self> {
         Ok(Self {
-            file: Arc::new(file),
+            owner,
+            file: DeviceFile::share()?,
             capacity_bytes,
             held_bytes: 0,
-            next_offset: 0,
             unpunched: Vec::new(),
             taken_off: None,
             ledger: Ledger::new(granule_bytes),
         })
     }
 
+    /// All that the device has of the file.
+    fn extents(&self) -> impl Iterator<Item = Extent> {
+        self.ledger.backings().chain(&self.unpunched).copied()
+    }
+
+    fn punch_all(&self) -> io::Result<()> {
+        self.extents().try_for_each(|extent| self.file.punch(extent.offset, extent.bytes))
+    }
+
     /// Moves all bytes to a file beside the device's. Mappings keep their addresses, and show zeros meanwhile.
     pub(super) fn take_off(&mut self) -> io::Result<()> {
         if self.taken_off.is_none() {
-            let aside = fs::memfd_create("poorwill-host-device-aside", MemfdFlags::CLOEXEC)?;
-            fs::ftruncate(&aside, FILE_BYTES)?;
-            copy_data(&self.file, &aside)?;
-            punch(&self.file, 0, FILE_BYTES)?;
+            let aside = DeviceFile::aside()?;
+            self.extents().try_for_each(|extent| self.file.copy_to(&aside, extent))?;
+            if let Err(error) = self.punch_all() {
+                self.extents().try_for_each(|extent| aside.copy_to(&self.file, extent))?;
+                return Err(error);
+            }
             self.taken_off = Some((aside, std::mem::take(&mut self.held_bytes)));
         }
         Ok(())
@@ -89,8 +81,8 @@ impl HostState {
     /// Puts them back.
     pub(super) fn put_back(&mut self) -> io::Result<()> {
         let Some((aside, held_bytes)) = &self.taken_off else { return Ok(()) };
-        if let Err(error) = copy_data(aside, &self.file) {
-            punch(&self.file, 0, FILE_BYTES)?;
+        if let Err(error) = self.extents().try_for_each(|extent| aside.copy_to(&self.file, extent)) {
+            self.punch_all()?;
             return Err(error);
         }
         self.held_bytes = *held_bytes;
@@ -98,7 +90,7 @@ impl HostState {
         Ok(())
     }
 
-    pub(super) fn file(&self) -> &Arc<OwnedFd> {
+    pub(super) fn file(&self) -> &Arc<DeviceFile> {
         &self.file
     }
 
@@ -115,8 +107,7 @@ impl HostState {
     }
 
     pub(super) fn resident_bytes(&self) -> io::Result<u64> {
-        let blocks = fs::fstat(&self.file)?.st_blocks;
-        Ok(u64::try_from(blocks).unwrap_or(0) * 512)
+        self.extents().map(|extent| self.file.resident_bytes(extent)).sum()
     }
 
     pub(super) fn reserve(&mut self, bytes: u64, owner: Owner) -> Result<DeviceRange> {
@@ -142,11 +133,8 @@ impl HostState {
             self.release_extent(extent);
         }
         let free_bytes = self.free_bytes();
-        if bytes > free_bytes || bytes > FILE_BYTES - self.next_offset {
-            return Err(DriverErrorKind::OutOfMemory { asked_bytes: bytes, free_bytes });
-        }
-        let extent = Extent { offset: self.next_offset, bytes };
-        self.next_offset += bytes;
+        let extent = if bytes > free_bytes { None } else { self.file.take(bytes) };
+        let extent = extent.ok_or(DriverErrorKind::OutOfMemory { asked_bytes: bytes, free_bytes })?;
         self.held_bytes += bytes;
         Ok(self.ledger.created(bytes, extent))
     }
@@ -155,7 +143,7 @@ impl HostState {
         let (file, held_bytes) = (&self.file, &mut self.held_bytes);
         self.ledger.release(id, |extent, mapped| {
             if !mapped {
-                punch(file, extent.offset, extent.bytes)
+                file.punch(extent.offset, extent.bytes)
                     .map_err(|error| system("release device memory", &error))?;
                 *held_bytes -= extent.bytes;
             }
@@ -219,48 +207,27 @@ impl HostState {
     }
 
     fn release_extent(&mut self, extent: Extent) {
-        match punch(&self.file, extent.offset, extent.bytes) {
+        match self.file.punch(extent.offset, extent.bytes) {
             Ok(()) => self.held_bytes -= extent.bytes,
             Err(_) => self.unpunched.push(extent),
         }
     }
 }
 
-fn offset_and_len(region: &VmRegion, range: DeviceRange) -> Result<(usize, usize)> {
-    Ok((to_usize(range.addr - region.addr())?, to_usize(range.bytes)?))
-}
-
-/// The range reads as zeros afterwards.
-pub(super) fn punch(file: &OwnedFd, offset: u64, bytes: u64) -> io::Result<()> {
-    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    Ok(retry_on_intr(|| fs::fallocate(file, flags, offset, bytes))?)
-}
-
-/// Copies what a sparse file has, to the same offsets.
-fn copy_data(from: &OwnedFd, to: &OwnedFd) -> io::Result<()> {
-    let mut buffer = vec![0; 1 << 20];
-    let mut offset = 0;
-    loop {
-        offset = match fs::seek(from, SeekFrom::Data(offset)) {
-            Ok(offset) => offset,
-            Err(Errno::NXIO) => return Ok(()), // No data after this.
-            Err(error) => return Err(error.into()),
-        };
-        let hole = fs::seek(from, SeekFrom::Hole(offset))?;
-        while offset < hole {
-            let len = buffer.len().min(usize::try_from(hole - offset).unwrap_or(usize::MAX));
-            let read = retry_on_intr(|| pread(from, &mut buffer[..len], offset))?;
-            let mut bytes = &buffer[..read];
-            if bytes.is_empty() {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            while !bytes.is_empty() {
-                let written = retry_on_intr(|| pwrite(to, bytes, offset))?;
-                offset += written as u64;
-                bytes = &bytes[written..];
+impl Drop for HostState {
+    /// What is left of its memory must not outlive it in the file of the other devices.
+    fn drop(&mut self) {
+        if self.owner.is_here() {
+            for extent in self.extents() {
+                // Refused: it goes with the last device.
+                let _ = self.file.punch(extent.offset, extent.bytes);
             }
         }
     }
+}
+
+fn offset_and_len(region: &VmRegion, range: DeviceRange) -> Result<(usize, usize)> {
+    Ok((to_usize(range.addr - region.addr())?, to_usize(range.bytes)?))
 }
 
 fn to_usize(bytes: u64) -> Result<usize> {

@@ -1,7 +1,9 @@
 //! What the host device promises beyond the contract. Memory is really allocated and released, faults are exact
 //! to the page, and forked children can do no harm. Few descriptors and mappings are used.
 
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
@@ -12,6 +14,7 @@ use poorwill_core::{
     PoolConfig, PoolError, SleepRequest, StreamId, Tag, WakeRequest,
 };
 use poorwill_driver::{HostConfig, HostDevice};
+use poorwill_testkit::latch::{self, Latch};
 use poorwill_testkit::{child, pattern};
 
 const MIB: u64 = 1 << 20;
@@ -322,4 +325,92 @@ fn shutdown_works_in_any_order() {
     let digests = device.digest(StreamId::DEFAULT, &[range]).unwrap();
     drop(device); // With everything still mapped and work in flight.
     digests.wait().unwrap();
+}
+
+/// Blocks of 512 bytes in each file of host devices that this process has open.
+fn files() -> Vec<u64> {
+    let links = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(Result::ok).map(|entry| entry.path());
+    let is_file = |link: &PathBuf| {
+        std::fs::read_link(link)
+            .is_ok_and(|to| to.to_string_lossy().starts_with("/memfd:poorwill-host-device"))
+    };
+    links.filter(is_file).map(|link| std::fs::metadata(link).unwrap().blocks()).collect()
+}
+
+fn written(device: &HostDevice, seed: u64, bytes: u64) -> DeviceRange {
+    let range = device.reserve(bytes).unwrap();
+    device.map(range, device.create(bytes).unwrap()).unwrap();
+    device.set_access(range).unwrap();
+    let parts = [CopyPart { device: range, host_offset: 0 }];
+    let buffer = Arc::new(HostBuffer::from(pattern::bytes(seed, usize::try_from(bytes).unwrap())));
+    device.copy_to_device(StreamId::DEFAULT, buffer, &parts).unwrap().wait().unwrap();
+    range
+}
+
+#[test]
+fn devices_share_one_file_and_leave_nothing_there() {
+    if !is_child() {
+        let status = in_a_child();
+        return assert!(status.success(), "{status}");
+    }
+    let devices = [(); 5].map(|()| open(8 * MIB));
+    let ranges: Vec<_> = (1..).zip(&devices).map(|(seed, device)| written(device, seed, 4 * MIB)).collect();
+    assert_eq!(files(), [5 * 4 * MIB / 512]);
+    devices[1].take_off().unwrap();
+    assert_eq!(files().len(), 2, "one has put its bytes beside it");
+    devices[1].put_back().unwrap();
+    let [first, second, others @ ..] = devices;
+    drop(others); // With all their memory.
+    assert_eq!(files(), [2 * 4 * MIB / 512]);
+    for (seed, device) in (1..).zip([first, second]) {
+        assert_eq!(device.resident_bytes().unwrap(), 4 * MIB);
+        let range = ranges[usize::try_from(seed).unwrap() - 1];
+        assert_eq!(touch(range.addr + 5000), pattern::bytes(seed, 5001)[5000]);
+    }
+    assert_eq!(files(), [], "it has gone with the last");
+}
+
+#[test]
+fn a_forked_child_can_open_a_device_of_its_own() {
+    if !is_child() {
+        let status = in_a_child();
+        return assert!(status.success(), "{status}");
+    }
+    let device = open(8 * MIB);
+    let latch = Arc::new(Latch::default());
+    device.launch_host(StreamId::DEFAULT, Box::new(|| ())).unwrap().wait().unwrap();
+    let range = written(&device, 1, 2 * MIB);
+    latch::hold(&*device, StreamId::DEFAULT, &latch);
+    let status = fork(|| {
+        let own = open(8 * MIB);
+        let range = written(&own, 2, 4 * MIB);
+        let right = touch(range.addr + 5000) == pattern::bytes(2, 5001)[5000];
+        drop(own);
+        right && files() == [2 * MIB / 512] // The parent's.
+    });
+    assert_eq!(status, 0, "the child's verdict");
+    latch.open();
+    device.synchronize().unwrap();
+    assert_eq!(touch(range.addr + 5000), pattern::bytes(1, 5001)[5000]);
+}
+
+#[test]
+fn held_streams_delay_no_other() {
+    let (device, latch) = (open(2 * MIB), Arc::new(Latch::default()));
+    let streams = [(); 20].map(|()| device.stream_create().unwrap());
+    streams.iter().for_each(|stream| latch::hold(&*device, *stream, &latch));
+    device.launch_host(StreamId::DEFAULT, Box::new(|| ())).unwrap().wait().unwrap();
+    let order = Arc::new(Mutex::new(Vec::new()));
+    for nth in 0..50 {
+        let order = Arc::clone(&order);
+        let work = Box::new(move || order.lock().unwrap().push(nth));
+        drop(device.launch_host(streams[nth % 2], work).unwrap());
+    }
+    latch.open();
+    device.synchronize().unwrap();
+    let order = order.lock().unwrap();
+    for parity in 0..2 {
+        let of_stream: Vec<usize> = order.iter().copied().filter(|nth| nth % 2 == parity).collect();
+        assert!(of_stream.len() == 25 && of_stream.is_sorted(), "{of_stream:?}");
+    }
 }
