@@ -12,6 +12,8 @@ pub const FORKS: usize = 64;
 
 const NUMBER_BITS: u32 = 32;
 
+/// A value for each process.
+#[doc(hidden)]
 #[derive(Debug)]
 pub struct PerProcess<T> {
     values: [T; FORKS],
@@ -46,6 +48,7 @@ impl<T> PerProcess<T> {
 }
 
 /// A value that its users in a process share. The first makes it, and it goes with the last.
+#[doc(hidden)]
 #[derive(Debug)]
 pub struct SharedInProcess<T>(PerProcess<Mutex<Made<T>>>);
 

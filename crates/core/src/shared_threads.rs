@@ -14,9 +14,10 @@ use crate::per_process::SharedInProcess;
 /// Threads that wait for work, at most.
 const IDLE_MAX: usize = 8;
 
-type Work = Box<dyn FnOnce() + Send>;
+type SharedWork = Box<dyn FnOnce() + Send>;
 
 /// A kind of threads, by their name.
+#[doc(hidden)]
 #[derive(Debug)]
 pub struct ThreadKind {
     name: &'static str,
@@ -39,6 +40,7 @@ impl ThreadKind {
 }
 
 /// The threads of a kind in one process.
+#[doc(hidden)]
 pub struct SharedThreads {
     name: &'static str,
     process: u32,
@@ -54,7 +56,7 @@ struct Crew {
 #[derive(Default)]
 struct CrewNow {
     /// At most as much as threads wait, so that each has its own.
-    queue: VecDeque<Work>,
+    queue: VecDeque<SharedWork>,
     idle: usize,
     is_over: bool,
     threads: Vec<JoinHandle<()>>,
@@ -73,9 +75,9 @@ impl SharedThreads {
     /// The system refuses another thread. The work is dropped.
     pub fn start(&self, work: impl FnOnce() + Send + 'static) -> io::Result<Task> {
         let task = Task::default();
-        let signal = EndSignal(Arc::clone(&task.0));
-        let work: Work = Box::new(move || {
-            signal.0.set(Progress::Begun(thread::current().id()));
+        let signal = TaskEnd(Arc::clone(&task.0));
+        let work: SharedWork = Box::new(move || {
+            signal.0.set(TaskProgress::Begun(thread::current().id()));
             work();
             drop(signal); // With a panic likewise last, after all that the work owned.
         });
@@ -98,7 +100,7 @@ impl Crew {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self, first: Work) {
+    fn run(&self, first: SharedWork) {
         let mut next = Some(first);
         while let Some(work) = next {
             work();
@@ -106,7 +108,7 @@ impl Crew {
         }
     }
 
-    fn next(&self) -> Option<Work> {
+    fn next(&self) -> Option<SharedWork> {
         let mut now = self.lock();
         if now.idle >= IDLE_MAX && !now.is_over {
             return self.leave(now);
@@ -119,7 +121,7 @@ impl Crew {
     }
 
     /// Joins the one that has left before, so that no more than one is ever left to join.
-    fn leave(&self, mut now: MutexGuard<'_, CrewNow>) -> Option<Work> {
+    fn leave(&self, mut now: MutexGuard<'_, CrewNow>) -> Option<SharedWork> {
         let here = now.threads.iter().position(is_this);
         let before = here.map(|at| now.threads.swap_remove(at)).and_then(|this| now.leaving.replace(this));
         drop(now);
@@ -156,17 +158,18 @@ impl fmt::Debug for SharedThreads {
 }
 
 /// Work that was started.
+#[doc(hidden)]
 #[derive(Debug, Default)]
 pub struct Task(Arc<TaskMonitor>);
 
 #[derive(Debug, Default)]
 struct TaskMonitor {
-    progress: Mutex<Progress>,
+    progress: Mutex<TaskProgress>,
     ended: Condvar,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum Progress {
+enum TaskProgress {
     #[default]
     Queued,
     Begun(ThreadId),
@@ -176,24 +179,24 @@ enum Progress {
 impl Task {
     /// Waits until the work has ended and all that it owned is dropped. In the work itself it returns at once.
     pub fn join(self) {
-        let here = Progress::Begun(thread::current().id());
+        let here = TaskProgress::Begun(thread::current().id());
         let progress = self.0.progress.lock().unwrap_or_else(PoisonError::into_inner);
-        let waits = |progress: &mut Progress| *progress != Progress::Ended && *progress != here;
+        let waits = |progress: &mut TaskProgress| *progress != TaskProgress::Ended && *progress != here;
         drop(self.0.ended.wait_while(progress, waits).unwrap_or_else(PoisonError::into_inner));
     }
 }
 
 impl TaskMonitor {
-    fn set(&self, progress: Progress) {
+    fn set(&self, progress: TaskProgress) {
         *self.progress.lock().unwrap_or_else(PoisonError::into_inner) = progress;
     }
 }
 
-struct EndSignal(Arc<TaskMonitor>);
+struct TaskEnd(Arc<TaskMonitor>);
 
-impl Drop for EndSignal {
+impl Drop for TaskEnd {
     fn drop(&mut self) {
-        self.0.set(Progress::Ended);
+        self.0.set(TaskProgress::Ended);
         self.0.ended.notify_all();
     }
 }

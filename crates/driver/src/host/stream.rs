@@ -29,10 +29,10 @@ pub(super) struct HostStream {
 }
 
 #[derive(Default)]
-struct Queue(Mutex<Queued>);
+struct Queue(Mutex<StreamJobs>);
 
 #[derive(Default)]
-struct Queued {
+struct StreamJobs {
     jobs: VecDeque<Job>,
     /// Runs them until none is left; then it is ending.
     runner: Option<Task>,
@@ -100,7 +100,7 @@ impl HostStream {
 }
 
 impl Queue {
-    fn lock(&self) -> MutexGuard<'_, Queued> {
+    fn lock(&self) -> MutexGuard<'_, StreamJobs> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

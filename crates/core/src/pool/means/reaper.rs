@@ -1,7 +1,7 @@
 //! The reaper: it frees and unmaps what had to wait for the device.
 //!
-//! It is under way from the first free that waits for other streams, or the first excess of the cache over its mark,
-//! until nothing is left to wait for. It waits without locks, and takes only the pool's. The pool ends and joins it.
+//! It begins with a free that waits for other streams, or when the cache exceeds its mark. It ends when nothing is left
+//! to wait for. It waits without locks, and takes only the pool's. The pool ends and joins it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
