@@ -111,9 +111,9 @@ impl Reaper {
         Arc::new(Self { commands, asked, seen, under_way })
     }
 
-    fn ask(self: &Arc<Self>, most: impl Fn(&Monitor<Commands>) + Send + 'static) -> Option<JoinHandle<()>> {
-        self.asked.fetch_add(1, Ordering::SeqCst);
-        let reaper = Arc::clone(self);
+    fn ask(of: &Arc<Self>, most: impl Fn(&Monitor<Commands>) + Send + 'static) -> Option<JoinHandle<()>> {
+        of.asked.fetch_add(1, Ordering::SeqCst);
+        let reaper = Arc::clone(of);
         let run = move || {
             while next_command(&reaper.commands) {
                 assert_eq!(reaper.under_way.fetch_add(1, Ordering::SeqCst), 0, "one at a time");
@@ -122,7 +122,7 @@ impl Reaper {
                 reaper.under_way.fetch_sub(1, Ordering::SeqCst);
             }
         };
-        request_work(&self.commands).then(|| thread::spawn(run))
+        request_work(&of.commands).then(|| thread::spawn(run))
     }
 }
 
@@ -131,8 +131,8 @@ fn no_command_is_lost_and_one_reaper_works_at_a_time() {
     loom::model(|| {
         let reaper = Reaper::new();
         let other = Arc::clone(&reaper);
-        let other = thread::spawn(move || other.ask(|_| ()));
-        let started = [reaper.ask(|_| ()), other.join().unwrap()];
+        let other = thread::spawn(move || Reaper::ask(&other, |_| ()));
+        let started = [Reaper::ask(&reaper, |_| ()), other.join().unwrap()];
         assert!(started.iter().any(Option::is_some), "one request has started it");
         started.into_iter().flatten().for_each(|reaper| reaper.join().unwrap());
         assert_eq!(reaper.seen.load(Ordering::SeqCst), 2, "the last request was followed");
@@ -157,8 +157,8 @@ fn a_pause_takes_the_next_command_and_sees_the_end() {
         let reaper = Reaper::new();
         // loom's waits do not time out.
         let poll = |commands: &Monitor<Commands>| while pause(commands, Duration::from_millis(1)) {};
-        let first = reaper.ask(poll);
-        let second = reaper.ask(poll);
+        let first = Reaper::ask(&reaper, poll);
+        let second = Reaper::ask(&reaper, poll);
         stop(&reaper.commands);
         [first, second].into_iter().flatten().for_each(|reaper| reaper.join().unwrap());
         assert!(!pause(&reaper.commands, Duration::from_millis(1)), "the end stays the end");
