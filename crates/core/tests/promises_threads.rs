@@ -5,7 +5,6 @@
 
 use poorwill_core::{AllocRequest, Level, Pool, PoolConfig, SleepRequest, StreamId, Tag, WakeRequest};
 use poorwill_testkit::device::{DeviceKind, TestDevice, skipped_unless};
-use poorwill_testkit::effort::Effort;
 use poorwill_testkit::watchdog::eventually;
 
 /// More than any number of pools needs that do nothing.
@@ -42,7 +41,7 @@ fn many_pools_have_few_threads() {
         return;
     }
     let before = count();
-    let many = usize::try_from(Effort::of_this_run().cases(400)).unwrap().min(1000);
+    let many = usize::try_from(DeviceKind::of_this_run().cases(400)).unwrap().min(1000);
     let pools: Vec<_> = (0..many).map(|_| pool()).collect();
     let few = || count().iter().zip(before).all(|(now, before)| *now <= before + FEW);
     eventually(&format!("few threads and descriptors: {before:?} before, {:?} now", count()), few);
