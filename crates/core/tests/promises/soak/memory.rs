@@ -35,7 +35,7 @@ impl Worker {
         let bytes = (granule << self.random.u8(..5)) / 16 * self.random.u64(1..12) + self.random.u64(1..600);
         let align = 512 << self.random.u8(..4);
         let request = AllocRequest::new(bytes, self.tags[tag].0.clone()).aligned_to(align);
-        if self.one_in(3) { request.freed_whole() } else { request }
+        if self.one_in(3) { request.freed_in_parts() } else { request }
     }
 
     fn alloc_by(&mut self, tag: usize, request: &AllocRequest) {
