@@ -68,7 +68,7 @@ impl Model {
     /// Visits of each step, while these tags fall asleep, are planned to wake, and wake.
     fn cycle(&mut self, tags: &[TagKey]) -> Vec<usize> {
         let (state, counters) = (&mut self.state, Counters::default());
-        let (planned, plan) = visits::of(|| state.plan_discard(tags, &counters));
+        let (planned, plan) = visits::of(|| state.plan_discard(tags));
         assert_eq!((plan.tags.len(), plan.leaving.len()), (tags.len(), tags.len()), "one chunk for each");
         let (slept, ()) = visits::of(|| state.commit_sleep(&plan));
         let (laid_out, ()) = visits::of(|| state.heap_mut().lay_out(tags, GRANULE));
@@ -143,8 +143,7 @@ fn what_is_cached_is_what_no_live_block_of_a_tag_with_memory_has() {
         let held = state.tags().iter().filter(|(_, entry)| entry.state().is_held());
         held.map(|(tag, _)| state.heap().live_of(tag).live_bytes).sum::<u64>()
     };
-    let counters = Counters::default();
-    let asleep = model.state.plan_discard(&model.tags[..2], &counters);
+    let asleep = model.state.plan_discard(&model.tags[..2]);
     model.state.commit_sleep(&asleep);
     assert_eq!((model.state.heap().held_live_bytes(), live(&model.state)), (3 * UNIT_BYTES, 3 * UNIT_BYTES));
     for block in model.blocks.drain(..6) {
