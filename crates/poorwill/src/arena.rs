@@ -286,8 +286,8 @@ impl Arena {
     }
 
     /// Frees `part` of a block: a range aligned to 512 bytes at both ends. Returns the live rest in address
-    /// order, with new handles. Unmaps only whole [chunks](PoolConfig::chunk_granules) and
-    /// [spans](PoolConfig::span_granules). Waits for nothing.
+    /// order, with new handles. Unmaps only whole mappings: granules of a block [freed in
+    /// parts](AllocRequest::freed_in_parts), else up to a [span](PoolConfig::span_granules). Waits for nothing.
     ///
     /// # Errors
     /// `StaleBlock`; `InvalidPart`, with a valid alternative.

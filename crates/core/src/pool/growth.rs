@@ -49,11 +49,12 @@ impl Model {
         let key = state.tag_key(tag);
         let list = state.heap_mut().find_list(key, request.stream);
         let list = list.unwrap_or_else(|| state.make_list(key, &request, |_| true).unwrap());
-        if let Some(ready) = state.heap().ready_candidate(key, list, UNIT_BYTES, UNIT_BYTES) {
+        if let Some(ready) = state.heap().ready_candidate(key, list, (UNIT_BYTES, UNIT_BYTES), GRANULE) {
             return state.take(&ready, list, UNIT_BYTES, &request).id;
         }
         let candidate = loop {
-            if let Some(found) = state.heap().cheapest_candidate(key, list, UNIT_BYTES, UNIT_BYTES) {
+            if let Some(found) = state.heap().cheapest_candidate(key, list, (UNIT_BYTES, UNIT_BYTES), GRANULE)
+            {
                 break found;
             }
             state.heap_mut().add_segment(key, list, DeviceRange::new(self.next_addr, SEGMENT));

@@ -2,14 +2,13 @@
 //!
 //! ```text
 //! segment (one reservation, one tag)
-//! chunks: [       32 MiB       ][       32 MiB       ][2][2][2]  -  -  -
+//! chunks: [                   80 MiB                  ][2][2][2]  -  -  -
 //! blocks: [ live                                        ][small][   unmapped   ]
 //! ```
 //!
 //! Chunks of physical memory are mapped where blocks need them, in granules, the device's allocation
-//! granularity. What sleeps drop, wakes bring back or callers free whole gets chunks of its exact length, for
-//! fewer driver calls. Free chunks are moved before new ones are created. `docs/design.md` has the map of
-//! these modules.
+//! granularity. Large blocks get chunks of exactly their length, for fewer driver calls. Free chunks are moved before
+//! new ones are created. `docs/design.md` has the map of these modules.
 //!
 //! Promises: stable addresses, intact bytes, all or nothing, true reports, no leak, stream order. What fits
 //! succeeds, nothing exceeds the limit, and forked children get errors.

@@ -184,9 +184,9 @@ fn blocks_that_a_sleep_drops_are_as_few_spans_as_hold_them() {
     world.pool.declare_tag(&workspace, TagPolicy::discardable(Dropped::Undefined)).unwrap();
     for (tag, granules, layout) in [
         (Tag::kv_cache(), 42, vec![16, 16, 10]),
-        (workspace, 17, vec![16, 1]),
+        (workspace, 17, vec![15, 2]),
         (Tag::kv_cache(), 15, vec![15]),
-        (Tag::weights(), 17, vec![4, 4, 4, 4, 1]),
+        (Tag::weights(), 17, vec![4, 4, 4, 3, 2]),
         (Tag::runtime(), 16, vec![4, 4, 4, 4]),
     ] {
         let block = world.alloc(granules, tag.clone()).unwrap();
@@ -268,19 +268,49 @@ fn a_sleep_releases_spans_and_a_wake_has_them_again() {
 /// Work on the freed block is still queued: its own stream need not wait.
 #[test]
 fn the_same_size_again_is_the_same_memory_at_once() {
-    let world = World::open(64, Some(42));
-    let block = world.kv(42);
-    let bytes = vec![7; usize::try_from(block.range.bytes).unwrap()];
-    let latch = Arc::new(Latch::default());
-    let copy = latch::write(&world.pool, StreamId::DEFAULT, &block, &latch, &bytes);
-    world.free(block);
-    world.created();
-    let again = world.kv(42);
-    assert_eq!((again.range, world.created()), (block.range, vec![]));
-    latch.open();
-    copy.wait().unwrap();
-    world.free(again);
-    world.end();
+    for tag in [Tag::kv_cache(), Tag::weights()] {
+        for granules in 2..=42 {
+            let world = World::open(64, Some(42));
+            let [block, other] =
+                [granules, 42 - granules].map(|granules| world.alloc(granules, tag.clone()).ok());
+            let block = block.unwrap();
+            let latch = Arc::new(Latch::default());
+            let copy = latch::write(&world.pool, StreamId::DEFAULT, &block, &latch, &[7; 512]);
+            world.free(block);
+            world.created();
+            let again = world.alloc(granules, tag.clone()).unwrap();
+            assert_eq!((again.range, world.created()), (block.range, vec![]), "{granules} of {tag}");
+            latch.open();
+            copy.wait().unwrap();
+            [Some(again), other].into_iter().flatten().for_each(|block| world.free(block));
+            world.end();
+        }
+    }
+}
+
+/// Of neighbours that were freed, each is had again, in any order.
+#[test]
+fn neighbours_that_were_freed_serve_the_same_sizes_in_any_order() {
+    for in_parts in [false, true] {
+        let world = World::open(64, Some(15));
+        let alloc = |granules| {
+            let mut request = AllocRequest::new(granules * world.granule, Tag::weights());
+            request.is_freed_in_parts = in_parts;
+            world.pool.alloc(&request).unwrap()
+        };
+        let blocks = [2, 3, 3, 2].map(alloc);
+        let latch = Arc::new(Latch::default());
+        let copies =
+            blocks.map(|block| latch::write(&world.pool, StreamId::DEFAULT, &block, &latch, &[7; 512]));
+        blocks.into_iter().for_each(|block| world.free(block));
+        world.created();
+        let again = [3, 2, 3].map(alloc);
+        assert_eq!(world.created(), [0u64; 0], "freed in parts: {in_parts}");
+        latch.open();
+        copies.into_iter().for_each(|copy| copy.wait().unwrap());
+        again.into_iter().for_each(|block| world.free(block));
+        world.end();
+    }
 }
 
 #[test]
@@ -408,7 +438,7 @@ fn a_wake_where_the_device_is_in_pieces_succeeds() {
     world.sleep(42);
     world.created();
     world.pool.wake(&WakeRequest::all()).unwrap();
-    assert_eq!(world.created(), [1, 16, 16, 1], "what lives comes back, and nothing else");
+    assert_eq!(world.created(), [1, 16, 15, 2], "what lives comes back, and nothing else");
     rest.into_iter().for_each(|block| world.free(block));
     world.end();
 }

@@ -32,9 +32,9 @@ fn nothing_is_called_beside_what_moves_memory_where_nothing_is_copied() {
     let sleep = || drop(pool.sleep(&SleepRequest::all(Level::Two)).unwrap());
     let wake = || drop(pool.wake(&WakeRequest::all()).unwrap());
 
-    // What was loaded is in chunks and granules: 15 and 8 for a layer. Neighbours are unmapped with one call, or a few.
+    // What was loaded has a handle for each large tensor. Some granules were created ahead.
     let first = calls(&fake, sleep);
-    assert!(first["cuMemRelease"] > 23 * LAYERS && first["cuMemUnmap"] < 6 * LAYERS, "{first:?}");
+    assert!(first["cuMemRelease"] < 6 * LAYERS && first["cuMemUnmap"] < 5 * LAYERS, "{first:?}");
 
     let handles = 4 * LAYERS + 1;
     let named = |calls: &[(&str, u64)]| {

@@ -1,8 +1,8 @@
 """How a `cache_limit` is divided: an arena and PyTorch above it each keep freed memory mapped."""
 
 STEP_BYTES = 32 << 20
-"""Growth of PyTorch's cache before a generation is retired: an arena's chunk. Larger freed parts are released
-whole. Smaller ones lie in single granules, which can be carved.
+"""Growth of PyTorch's cache before a generation is retired. Larger freed parts are released whole. Smaller ones
+can be carved where they lie in segments that several tensors share.
 """
 
 _CACHED_STEPS = 3
@@ -14,7 +14,7 @@ _LARGEST_STEPS = 16
 """Largest part of a limit that is one step."""
 
 LEAST_LIMIT_BYTES = (_CACHED_STEPS + 1) * STEP_BYTES
-"""Least limit that scopes can keep: PyTorch's cache, and a chunk of the arena that is partly live."""
+"""Least limit that scopes can keep: PyTorch's cache, and what freed parts may keep of the arena's chunks."""
 
 
 def largest_step_bytes(limit_bytes: int) -> int:

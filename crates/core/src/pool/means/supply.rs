@@ -5,8 +5,8 @@
 //! size; the rest is created.
 //!
 //! Free memory may have the wrong size. The pool keeps up to 1/256 more than its peak use. Above that, or at the
-//! limit, it releases free memory, largest first, for every byte it creates: to release and create a large chunk costs
-//! less than to move many small ones.
+//! limit, it releases free memory for every byte it creates. Releasing and creating a large chunk costs less than moving
+//! many small ones.
 
 use std::cmp::Reverse;
 
@@ -31,7 +31,8 @@ pub(in crate::pool) struct Supply {
 
 impl PoolState {
     /// Takes reclaimable memory that `needs` can use; the caller's `supplied` will be spare by then. Above
-    /// `allowed_bytes`, memory of the wrong size is released. The caller has checked that enough is available ([`PoolState::reclaimable`]).
+    /// `allowed_bytes`, memory of the wrong size is released. The caller has checked that enough is available
+    /// ([`PoolState::reclaimable`]).
     pub(in crate::pool) fn supply(
         &mut self,
         memory: &PhysicalMemory,

@@ -133,6 +133,9 @@ impl Shared {
             let wait = Wait { deadline, op: wanted.request, needed_bytes };
             match retry.after(self, memory, lack, wait)? {
                 Next::Again => {}
+                Next::InChunks if wanted.bytes < self.shape().chunk_bytes => {
+                    wanted.largest_bytes = self.shape().granule_bytes;
+                }
                 Next::InChunks => wanted.largest_bytes = self.shape().chunk_bytes,
                 Next::Refuse => {
                     return Err(self.refusal(wanted.request.to_string(), needed_bytes, full, refused));
@@ -156,7 +159,7 @@ impl Shared {
     fn attempt(&self, memory: &mut PhysicalMemory, wanted: &Wanted<'_>, waits: bool) -> Result<Attempt> {
         let mut state = self.open_state()?;
         let wanted = &self.refresh_keys(&mut state, wanted)?;
-        let Wanted { request, tag, list, bytes, .. } = *wanted;
+        let Wanted { request, tag, list, bytes, largest_bytes } = *wanted;
         if state.tags().get(tag).is_taken() {
             return Ok(Attempt::TagBusy);
         }
@@ -170,7 +173,7 @@ impl Shared {
             drop(state);
             return Err(self.hopeless(wanted));
         }
-        let candidate = state.heap().cheapest_candidate(tag, list, bytes, request.align);
+        let candidate = state.heap().cheapest_candidate(tag, list, (bytes, request.align), largest_bytes);
         let Some(candidate) = candidate.filter(|candidate| candidate.absent_bytes <= whole_bytes) else {
             if let Some(short) = self.shortage(&state, memory, request, whole_bytes, waits) {
                 return Ok(state.take_granules(wanted, short));
@@ -322,11 +325,11 @@ impl Shared {
 
 impl PoolState {
     fn take_ready(&mut self, wanted: &Wanted<'_>) -> Result<Option<Block>> {
-        let Wanted { request, tag, list, bytes, .. } = *wanted;
+        let Wanted { request, tag, list, bytes, largest_bytes } = *wanted;
         if !self.heap().has_capacity(4) {
             return Err(invalid(request, "the pool has as many blocks as it can count; free some".into()));
         }
-        let candidate = self.heap().ready_candidate(tag, list, bytes, request.align);
+        let candidate = self.heap().ready_candidate(tag, list, (bytes, request.align), largest_bytes);
         Ok(candidate.map(|candidate| self.use_candidate(&candidate, wanted)))
     }
 

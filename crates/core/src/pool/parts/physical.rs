@@ -249,22 +249,25 @@ impl PhysicalMemory {
         self.release_handle(id, mapping.range.bytes).map(|()| mapping.range.bytes)
     }
 
-    /// Releases spare memory, the largest backings first, until `needed_bytes` are released or only
-    /// `reserved` (size and count) is left. Returns the bytes released, and the first refusal.
+    /// Releases spare memory until `needed_bytes` are released or only `reserved` (size and count) is left: the smallest
+    /// that is as large, else the largest first. Returns the bytes released, and the first refusal.
     pub(in crate::pool) fn release_spare(
         &mut self,
         needed_bytes: u64,
         reserved: &[(u64, usize)],
     ) -> (u64, Option<DriverError>) {
         let (mut freed_bytes, mut refused) = (0, None);
-        for bytes in self.spare.keys().rev().copied().collect::<Vec<_>>() {
-            let kept = reserved.iter().find(|(size, _)| *size == bytes).map_or(0, |(_, count)| *count);
-            while freed_bytes < needed_bytes && self.spare_count(bytes) > kept {
-                let Some(id) = self.take_spare(bytes) else { break };
-                match self.release_handle(id, bytes) {
-                    Ok(()) => freed_bytes += bytes,
-                    Err(error) => refused = refused.or(Some(error)),
-                }
+        let kept = |bytes| reserved.iter().find(|(size, _)| *size == bytes).map_or(0, |(_, count)| *count);
+        while freed_bytes < needed_bytes {
+            let free = |spare: &(&u64, &Vec<BackingId>)| spare.1.len() > kept(*spare.0);
+            let mut fitting = self.spare.range(needed_bytes - freed_bytes..).filter(free);
+            let best = fitting.next().or_else(|| self.spare.iter().rev().find(free)).map(|(bytes, _)| *bytes);
+            let Some((bytes, id)) = best.and_then(|bytes| Some((bytes, self.take_spare(bytes)?))) else {
+                break;
+            };
+            match self.release_handle(id, bytes) {
+                Ok(()) => freed_bytes += bytes,
+                Err(error) => refused = refused.or(Some(error)),
             }
         }
         (freed_bytes, refused)

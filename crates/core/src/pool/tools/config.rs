@@ -23,17 +23,17 @@ use crate::driver::DeviceInfo;
 pub struct PoolConfig {
     /// Most physical memory, at least one granule. `None`: all of the device.
     pub limit_bytes: Option<u64>,
-    /// Granules of a chunk, by which backups are cut, and which blocks get where a device refuses larger mappings.
-    /// Blocks of at least a third of it get mappings of exactly their length. The end of their last granule serves
-    /// smaller blocks, which get single granules.
+    /// Granules of a chunk, by which backups are cut, and which blocks get where a device refuses larger
+    /// mappings. Blocks of at least a quarter of it, and of two granules, get mappings of exactly their length.
+    /// The end of their last granule serves smaller blocks, which get single granules.
     pub chunk_granules: u64,
     /// Granules of the largest mapping, rounded down to whole chunks; by default 1 GiB for granules of 2 MiB.
     ///
     /// Mappings cost driver calls at every sleep and wake. Blocks that every sleep drops
-    /// ([`TagPolicy::is_discardable`](crate::tag::TagPolicy::is_discardable)) or that a wake brings back get the fewest;
-    /// others get mappings of at most a quarter of it. A mapping goes back whole, once all of its block is freed, or at
-    /// the next sleep. Where freed parts keep too much so, new blocks get smaller ones. No more than a chunk, or chunks
-    /// of one granule: single granules.
+    /// ([`TagPolicy::is_discardable`](crate::tag::TagPolicy::is_discardable)) or that a wake brings back get the
+    /// fewest; others get mappings of at most a quarter of it. A mapping goes back whole, once all of its block is
+    /// freed, or at the next wake. Where freed parts keep too much so, new blocks get smaller ones. At least a
+    /// chunk; with chunks of one granule, all mappings are granules.
     pub span_granules: u64,
     /// Granules of address space by which the pool grows for smaller blocks.
     pub segment_granules: u64,

@@ -4,7 +4,7 @@ use super::config::PoolConfig;
 use crate::driver::{DeviceInfo, DeviceRange};
 
 /// Of a chunk: smaller blocks get granules. PyTorch gives tensors of 10 MiB segments of their own.
-const LARGE_PART: u64 = 3;
+const LARGE_PART: u64 = 4;
 
 /// Of a span: the largest chunk before a wake.
 const LOADING_PART: u64 = 4;
@@ -69,7 +69,8 @@ impl Shape {
         DeviceRange::new(addr + first as u64 * self.granule_bytes, count as u64 * self.granule_bytes)
     }
 
-    /// `range`, to the end of its last granule, in as few chunks of at most `largest_bytes` as possible.
+    /// `range`, to the end of its last granule, in as few chunks of at most `largest_bytes` as possible. The last is no
+    /// granule if it need not be: granules serve small blocks, and the next block of this size would miss it.
     pub(in crate::pool) fn exact_chunks(
         &self,
         range: DeviceRange,
@@ -77,9 +78,14 @@ impl Shape {
     ) -> impl Iterator<Item = DeviceRange> + use<> {
         let most = (largest_bytes / self.granule_bytes).max(1) * self.granule_bytes;
         let bytes = range.bytes.next_multiple_of(self.granule_bytes);
-        (0..bytes.div_ceil(most)).map(move |nth| {
-            let from = nth * most;
-            DeviceRange::new(range.addr + from, most.min(bytes - from))
+        let count = bytes.div_ceil(most);
+        let is_lone = bytes % most == self.granule_bytes && most > 2 * self.granule_bytes;
+        let short_bytes = if is_lone { self.granule_bytes } else { 0 };
+        (0..count).map(move |nth| {
+            let from = if nth + 1 == count { (nth * most).saturating_sub(short_bytes) } else { nth * most };
+            let to =
+                if nth + 2 == count { (nth + 1) * most - short_bytes } else { bytes.min((nth + 1) * most) };
+            DeviceRange::new(range.addr + from, to - from)
         })
     }
 

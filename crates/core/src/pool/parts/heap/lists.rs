@@ -19,7 +19,7 @@ pub(super) struct FreeLists {
     /// Tags with free blocks that hold a granule.
     with_granules: BTreeSet<TagKey>,
     unmap_failed: Vec<BlockKey>,
-    /// In blocks of that kind.
+    /// Whole granules in blocks of that kind.
     pinned_bytes: u64,
     /// First addresses of segments that may be wholly unmapped.
     emptied: Vec<u64>,
@@ -130,10 +130,11 @@ impl FreeLists {
         emptied
     }
 
-    pub(super) fn insert(&mut self, blocks: &mut Blocks, key: BlockKey, holds_granule: bool) {
+    /// `whole_bytes`: in whole granules.
+    pub(super) fn insert(&mut self, blocks: &mut Blocks, key: BlockKey, whole_bytes: u64) {
         let block = blocks[key];
         let (list, bytes) = (block.list, block.bytes());
-        if holds_granule {
+        if whole_bytes > 0 && matches!(blocks.kind(key), HeapBlockKind::Small | HeapBlockKind::Large) {
             let tag = self.list(list).tag();
             let count = &mut self.tags[tag].granule_blocks;
             *count += 1;
@@ -151,14 +152,14 @@ impl FreeLists {
                 }
             }
             HeapBlockKind::UnmapFailed => self.unmap_failed.push(key),
-            HeapBlockKind::Pinned => self.pinned_bytes += bytes,
+            HeapBlockKind::Pinned => self.pinned_bytes += whole_bytes,
             HeapBlockKind::Live | HeapBlockKind::Waiting | HeapBlockKind::Vacant => {}
         }
     }
 
-    pub(super) fn remove(&mut self, blocks: &mut Blocks, key: BlockKey, holds_granule: bool) {
+    pub(super) fn remove(&mut self, blocks: &mut Blocks, key: BlockKey, whole_bytes: u64) {
         let (list, bytes) = (blocks[key].list, blocks[key].bytes());
-        if holds_granule {
+        if whole_bytes > 0 && matches!(blocks.kind(key), HeapBlockKind::Small | HeapBlockKind::Large) {
             let tag = self.list(list).tag();
             let count = &mut self.tags[tag].granule_blocks;
             *count -= 1;
@@ -171,7 +172,7 @@ impl FreeLists {
             HeapBlockKind::Large => drop(self.of_list(list).large.remove(&(bytes, key))),
             HeapBlockKind::Unmapped => drop(self.of_list(list).unmapped.remove(&(bytes, key))),
             HeapBlockKind::UnmapFailed => self.unmap_failed.retain(|unmap_failed| *unmap_failed != key),
-            HeapBlockKind::Pinned => self.pinned_bytes -= bytes,
+            HeapBlockKind::Pinned => self.pinned_bytes -= whole_bytes,
             HeapBlockKind::Live | HeapBlockKind::Waiting | HeapBlockKind::Vacant => {}
         }
     }

@@ -229,18 +229,13 @@ impl Heap {
     }
 
     fn link(&mut self, key: BlockKey) {
-        let holds_granule = self.is_free_with_granule(key);
-        self.lists.insert(&mut self.blocks, key, holds_granule);
+        let whole_bytes = self.whole_bytes(&self.blocks[key]);
+        self.lists.insert(&mut self.blocks, key, whole_bytes);
     }
 
     fn unlink(&mut self, key: BlockKey) {
-        let holds_granule = self.is_free_with_granule(key);
-        self.lists.remove(&mut self.blocks, key, holds_granule);
-    }
-
-    fn is_free_with_granule(&self, key: BlockKey) -> bool {
-        let is_free = matches!(self.blocks.kind(key), HeapBlockKind::Small | HeapBlockKind::Large);
-        is_free && self.holds_chunk(&self.blocks[key])
+        let whole_bytes = self.whole_bytes(&self.blocks[key]);
+        self.lists.remove(&mut self.blocks, key, whole_bytes);
     }
 
     /// Frees an unlinked block, joined with its neighbours. Returns the joined block.
@@ -609,7 +604,7 @@ impl Heap {
             // Whichever stream freed it: incomplete blocks of several streams stay apart. Chunks beside a block that
             // only begins or ends here wait as well.
             let holds_up = blocks().all(|(kind, _)| is_free(kind))
-                || blocks().any(|(kind, block)| is_free(kind) && self.holds_chunk(block));
+                || blocks().any(|(kind, block)| is_free(kind) && self.whole_bytes(block) > 0);
             holds_up.then(|| segment.tag())
         })
     }

@@ -16,7 +16,7 @@ use crate::pool::tools::mapping::Mapping;
 use crate::pool::tools::shape::Shape;
 use crate::pool::tools::units::UNIT_BYTES;
 
-/// Blocks looked at for a request smaller than a chunk.
+/// Blocks looked at for a small request, and for a large one without driver calls.
 const LOOKS: usize = 64;
 
 /// The same for large requests, which cost driver calls anyway.
@@ -69,15 +69,16 @@ impl Heap {
         }
     }
 
-    /// A candidate that needs no memory, if one is found fast.
+    /// A candidate that needs no memory, if one is found fast. A block of granules lies as a small one, whatever its
+    /// length.
     pub(in crate::pool) fn ready_candidate(
         &self,
         tag: TagKey,
         list: ListKey,
-        bytes: u64,
-        align: u64,
+        (bytes, align): (u64, u64),
+        largest_bytes: u64,
     ) -> Option<Candidate> {
-        if self.shape.is_large(bytes) {
+        if self.is_large(bytes, largest_bytes) {
             return self.ready_large_candidate(tag, list, bytes);
         }
         if bytes >= self.shape.granule_bytes {
@@ -99,17 +100,25 @@ impl Heap {
         bytes / self.shape.granule_bytes * self.shape.granule_bytes
     }
 
-    /// One of the first large blocks that fit, if it lacks nothing; else what an earlier block of this size has left
-    /// in granules.
+    fn is_large(&self, bytes: u64, largest_bytes: u64) -> bool {
+        largest_bytes > self.shape.granule_bytes && self.shape.is_large(bytes)
+    }
+
+    /// In one of the first large blocks that fit, from one of its chunks on, if it lacks nothing; else what an earlier
+    /// block of this size has left in granules.
     fn ready_large_candidate(&self, tag: TagKey, list: ListKey, bytes: u64) -> Option<Candidate> {
         let chunks_bytes = self.chunks_bytes(bytes);
         let large = self.lists.tag(tag).large().range((chunks_bytes, BlockKey::FIRST)..).take(LOOKS);
         let starts = large.flat_map(|(_, key)| {
             let block = &self.blocks[*key];
-            [(*key, block.end() - chunks_bytes), (*key, block.addr)]
+            let segment = self.segments.get(self.segments.of_addr(block.addr));
+            let chunks =
+                segment.into_iter().flat_map(|s| s.chunks_in(block.addr, block.end() - chunks_bytes + 1));
+            chunks.map(|(at, _)| (*key, at))
         });
         let ready = starts
-            .filter_map(|(key, start)| self.candidate(key, start, bytes, list))
+            .take(LOOKS)
+            .filter_map(|(key, start)| self.candidate(key, start, bytes, list, true))
             .find(|candidate| candidate.absent_bytes == 0);
         ready.or_else(|| {
             self.granules_for_large(list, bytes).filter(|candidate| candidate.block_bytes == bytes)
@@ -164,19 +173,23 @@ impl Heap {
         tightest.map(|(first, _, start)| self.ready_at(first, start))
     }
 
+    /// What it cuts has to be created again sooner or later.
     pub(in crate::pool) fn cheapest_candidate(
         &self,
         tag: TagKey,
         list: ListKey,
-        bytes: u64,
-        align: u64,
+        (bytes, align): (u64, u64),
+        largest_bytes: u64,
     ) -> Option<Candidate> {
-        let candidates: Box<dyn Iterator<Item = Candidate> + '_> = if self.shape.is_large(bytes) {
+        let candidates: Box<dyn Iterator<Item = Candidate> + '_> = if self.is_large(bytes, largest_bytes) {
             Box::new(self.candidates_for_large(tag, list, bytes))
         } else {
             Box::new(self.candidates_for_small(tag, list, bytes, align))
         };
-        candidates.min_by_key(|candidate| (candidate.absent_bytes, candidate.block_bytes, candidate.start))
+        candidates.min_by_key(|candidate| {
+            let cut_bytes = candidate.cut.map_or(0, |(_, bytes)| bytes);
+            (candidate.absent_bytes + cut_bytes, candidate.block_bytes, candidate.start)
+        })
     }
 
     fn candidates_for_large(
@@ -197,7 +210,7 @@ impl Heap {
         let holding = lists.unmapped().range((bytes, BlockKey::FIRST)..).take(1);
         let unmapped = lists.unmapped().iter().rev().take(MANY_LOOKS).chain(holding);
         let unmapped = unmapped.map(|(_, key)| (*key, self.blocks[*key].addr));
-        large.chain(unmapped).filter_map(move |(key, start)| self.candidate(key, start, bytes, list))
+        large.chain(unmapped).filter_map(move |(key, start)| self.candidate(key, start, bytes, list, true))
     }
 
     /// At the start of unmapped blocks, or in the free end of a granule before one.
@@ -220,11 +233,18 @@ impl Heap {
             let before = before.filter(|(_, start)| *start < block.addr);
             [Some((*key, block.addr)), before].into_iter().flatten()
         });
-        starts.filter_map(move |(key, start)| self.candidate(key, start, bytes, list))
+        starts.filter_map(move |(key, start)| self.candidate(key, start, bytes, list, false))
     }
 
     /// `None` unless all of it is free and usable, and of a large request no more than the end lies in granules.
-    fn candidate(&self, first: BlockKey, start: u64, bytes: u64, list: ListKey) -> Option<Candidate> {
+    fn candidate(
+        &self,
+        first: BlockKey,
+        start: u64,
+        bytes: u64,
+        list: ListKey,
+        is_large: bool,
+    ) -> Option<Candidate> {
         let granule = self.shape.granule_bytes;
         let end = start.checked_add(bytes)?;
         let (mut absent_bytes, mut cut, mut granule_bytes) = (0, None, 0);
@@ -235,7 +255,7 @@ impl Heap {
                     absent_bytes += to.next_multiple_of(granule) - from;
                 }
                 HeapBlockKind::Small if self.is_usable(block, list) => granule_bytes += to - from,
-                HeapBlockKind::Large if self.shape.is_large(bytes) && self.is_usable(block, list) => {
+                HeapBlockKind::Large if is_large && self.is_usable(block, list) => {
                     if let Some((at, chunk_bytes)) = self.cut_off(block, from, to)? {
                         // The chunk is unmapped, and a smaller one takes its place.
                         if !self.is_complete(block) || self.is_pinned(self.tag_of_list(block.list)) {
@@ -248,7 +268,7 @@ impl Heap {
                 _ => return None,
             }
             if to == end {
-                if self.shape.is_large(bytes) && granule_bytes >= granule {
+                if is_large && granule_bytes >= granule {
                     return None; // Small blocks would miss them.
                 }
                 let block_bytes = self.blocks[first].bytes();

@@ -49,14 +49,17 @@ impl Heap {
         blocks.map(|key| self.whole_granules(&self.blocks[key])).map(|(start, end)| end - start).sum()
     }
 
-    /// Takes `bytes` of reclaimable memory, or all of it, the largest chunks first.
+    /// Takes `bytes` of reclaimable memory, or all of it: the smallest chunk that is as large, else the largest first.
     pub(in crate::pool) fn steal_bytes(&mut self, ready: Ready<'_>, bytes: u64, leaving: &mut Vec<Mapping>) {
         let sum = |leaving: &[Mapping]| leaving.iter().map(|mapping| mapping.range.bytes).sum::<u64>();
         let wanted = sum(leaving).saturating_add(bytes);
-        for bytes in self.reclaimable_sizes(ready).into_iter().rev() {
+        let mut sizes = self.reclaimable_sizes(ready);
+        while let Some(bytes) = best_size(&sizes, wanted.saturating_sub(sum(leaving))) {
             let short = wanted.saturating_sub(sum(leaving));
-            let count = usize::try_from(short.div_ceil(bytes)).unwrap_or(usize::MAX);
-            self.steal(ready, bytes, count, leaving);
+            let count = usize::try_from((short / bytes).max(1)).unwrap_or(usize::MAX);
+            if self.steal(ready, bytes, count, leaving) < count {
+                sizes.remove(&bytes);
+            }
         }
     }
 
@@ -153,12 +156,17 @@ impl Heap {
         (start, (block.end() / granule * granule).max(start))
     }
 
-    /// Whether any whole granule lies in a free block.
-    pub(super) fn holds_chunk(&self, block: &HeapBlock) -> bool {
+    /// In whole granules.
+    pub(super) fn whole_bytes(&self, block: &HeapBlock) -> u64 {
         let (start, end) =
             if block.bytes() < self.shape.granule_bytes { (0, 0) } else { self.whole_granules(block) };
-        start < end
+        end - start
     }
+}
+
+/// Which of `sizes` to give up for `short` bytes.
+fn best_size(sizes: &BTreeSet<u64>, short: u64) -> Option<u64> {
+    (short > 0).then(|| sizes.range(short..).next().or(sizes.last())).flatten().copied()
 }
 
 #[cfg(test)]
@@ -203,12 +211,12 @@ mod tests {
             let stream = StreamId(stream);
             let list = self.heap.find_list(tag, stream);
             let list = list.unwrap_or_else(|| self.heap.make_list(tag, stream).unwrap());
-            if let Some(ready) = self.heap.ready_candidate(tag, list, bytes, UNIT_BYTES) {
+            if let Some(ready) = self.heap.ready_candidate(tag, list, (bytes, UNIT_BYTES), CHUNK) {
                 self.live.push(self.heap.take(&ready, list, bytes, bytes));
                 return;
             }
             let candidate = loop {
-                if let Some(found) = self.heap.cheapest_candidate(tag, list, bytes, UNIT_BYTES) {
+                if let Some(found) = self.heap.cheapest_candidate(tag, list, (bytes, UNIT_BYTES), CHUNK) {
                     break found;
                 }
                 let reserved = bytes.next_multiple_of(2 * CHUNK);
@@ -288,7 +296,7 @@ mod tests {
             assert_eq!((kept, model.heap.reclaimable(&ready)), (tags, sums));
             let blocks = model.heap.segments.iter().flat_map(|(_, segment)| model.heap.walk(segment));
             let pinned = blocks.filter(|(kind, _)| *kind == HeapBlockKind::Pinned);
-            let pinned_bytes: u64 = pinned.map(|(_, block)| block.bytes()).sum();
+            let pinned_bytes: u64 = pinned.map(|(_, block)| model.heap.whole_bytes(block)).sum();
             assert_eq!(model.heap.lists.pinned_bytes(), pinned_bytes);
             pins += usize::from(pinned_bytes > 0);
             seen +=
