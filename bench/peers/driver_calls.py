@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Parts of a sleep and a wake that copy nothing, beside the driver's calls for the same handles.
+"""Parts of a sleep and a wake on one GPU that copy nothing, beside the driver's calls for the same handles.
 
 Prints a JSON object for each cycle, in milliseconds. `rest_s` is how long the memory was free before it came
 back. `beside_ms` is what a sleep or wake takes beyond its phases. `outside_ms` is what the call takes beyond
@@ -10,11 +10,14 @@ each of the others twice.
 import argparse
 import ctypes
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from uuid import UUID
 
 GRANULE, SPAN = 2 << 20, 1 << 30
+# CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED.
+RDMA_WITH_VIRTUAL_MEMORY = 110
 
 
 class Location(ctypes.Structure):
@@ -88,6 +91,7 @@ class DriverCalls:
         self._prop, self._access, self._created = Prop(), Access(), []
         self._prop.type = self._prop.location.type = self._access.location.type = 1
         self._access.flags = 3
+        self._prop.flags[1] = self._opens_to_network_cards()
         self._ranges = []
         for reserved_bytes, of_segment in segments:
             base = u64()
@@ -95,9 +99,13 @@ class DriverCalls:
             self._ranges += [(base.value + offset, length) for offset, length in of_segment]
 
     def _call(self, name: str, *arguments: object) -> None:
-        code = getattr(self._cuda, name)(*arguments)
-        if code != 0:
-            raise RuntimeError(f"{name} gave {code}")
+        checked(self._cuda, name, *arguments)
+
+    def _opens_to_network_cards(self) -> bool:
+        """As the pool's memory is where the GPU supports that."""
+        can = ctypes.c_int()
+        code = self._cuda.cuDeviceGetAttribute(ctypes.byref(can), RDMA_WITH_VIRTUAL_MEMORY, 0)
+        return code == 0 and can.value != 0
 
     def _create(self) -> None:
         for _, length in self._ranges:
@@ -135,25 +143,35 @@ class DriverCalls:
             "mem_get_info_ms": lambda: self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total)),
         }
         self._call("cuDeviceGetUuid_v2", uuid, 0)
-        name = f"GPU-{UUID(bytes=bytes(uuid))}".encode()
-        try:
-            nvml = ctypes.CDLL("libnvidia-ml.so.1")
-        except OSError:
-            return quickest(asked)
-        nvml.nvmlInit_v2()
-        device, listed = ctypes.c_void_p(), (Process * 64)()
+        return quickest(asked) | nvml_queries(f"GPU-{UUID(bytes=bytes(uuid))}".encode())
 
-        def by_uuid() -> None:
-            nvml.nvmlDeviceGetHandleByUUID(name, ctypes.byref(device))
 
-        def processes() -> None:
-            count = ctypes.c_uint(len(listed))
-            nvml.nvmlDeviceGetComputeRunningProcesses_v3(device, ctypes.byref(count), listed)
+def nvml_queries(uuid: bytes) -> dict[str, float]:
+    """Empty where NVML is not there, or refuses one of them."""
+    device, listed = ctypes.c_void_p(), (Process * 64)()
 
-        asked |= {"nvml_by_uuid_ms": by_uuid, "nvml_processes_ms": processes}
-        took = quickest(asked)
-        nvml.nvmlShutdown()
-        return took
+    def by_uuid() -> None:
+        checked(nvml, "nvmlDeviceGetHandleByUUID", uuid, ctypes.byref(device))
+
+    def processes() -> None:
+        count = ctypes.c_uint(len(listed))
+        checked(nvml, "nvmlDeviceGetComputeRunningProcesses_v3", device, ctypes.byref(count), listed)
+
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        checked(nvml, "nvmlInit_v2")
+        took = quickest({"nvml_by_uuid_ms": by_uuid, "nvml_processes_ms": processes})
+        checked(nvml, "nvmlShutdown")
+    except (OSError, RuntimeError) as error:
+        print(f"no figures of NVML: {error}", file=sys.stderr)
+        return {}
+    return took
+
+
+def checked(library: ctypes.CDLL, name: str, *arguments: object) -> None:
+    code = getattr(library, name)(*arguments)
+    if code != 0:
+        raise RuntimeError(f"{name} gave {code}")
 
 
 def quickest(asked: dict[str, Callable[[], None]]) -> dict[str, float]:
@@ -178,6 +196,14 @@ def parts(call: Callable[[], object], *phases: str) -> dict[str, float]:
         "beside_ms": (report.seconds - sum(seconds.values())) * 1e3,
         **{f"{phase.removesuffix('_s')}_ms": second * 1e3 for phase, second in seconds.items()},
     }
+
+
+def described(tensors: int, sizes: list[int], mapped_bytes: int) -> dict[str, int | float]:
+    """Exits where the driver's calls would be for other memory than the pool's."""
+    if sum(sizes) != mapped_bytes:
+        sys.exit(f"the handles found have {sum(sizes)} bytes, and the wake mapped {mapped_bytes}")
+    gib = round(sum(sizes) / (1 << 30), 3)
+    return {"tensors": tensors, "handles": len(sizes), "gib": gib, "bytes_are_the_pools": True}
 
 
 def rounded(figures: dict) -> dict:
@@ -206,13 +232,8 @@ def main() -> None:
     mapped_bytes = poorwill.wake().mapped_bytes
     segments = [(segment["bytes"], list(handles(segment))) for segment in poorwill.arena().snapshot()]
     sizes = [length for _, lengths in segments for _, length in lengths]
+    memory = described(len(tensors), sizes, mapped_bytes)
     calls = DriverCalls(segments)
-    described = {
-        "tensors": len(tensors),
-        "handles": len(sizes),
-        "gib": round(sum(sizes) / (1 << 30), 3),
-        "handles_are_the_pools": sum(sizes) == mapped_bytes,
-    }
     for rest_s in options.rests_s:
         awake = calls.ask()
         torch.cuda.synchronize()
@@ -237,7 +258,7 @@ def main() -> None:
             "wake_ratio": wake["call_ms"] / brought_in["sum_ms"],
             "asked": {"awake": awake, "asleep": asleep},
         }
-        print(json.dumps({**described, "rest_s": rest_s, **rounded(figures)}), flush=True)
+        print(json.dumps({**memory, "rest_s": rest_s, **rounded(figures)}), flush=True)
 
 
 if __name__ == "__main__":

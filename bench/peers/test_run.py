@@ -8,6 +8,8 @@ A script is in poorwill's place.
 # ruff: noqa: PT009
 
 import ast
+import contextlib
+import io
 import json
 import random
 import subprocess
@@ -265,6 +267,43 @@ class DriverCalls(unittest.TestCase):
         expected = [(0, 2), (2, 1), (4, 1), (5, span), (5 + span, 2)]
         self.assertEqual(found, [(first * GRANULE, count * GRANULE) for first, count in expected])
         self.assertEqual(list(handles({"addr": 0, "blocks": [block("free", 0, 9)]})), [])
+
+    def test_other_memory_than_the_pools_is_not_measured(self):
+        from driver_calls import described
+
+        self.assertEqual(described(3, [2, 4], 6)["handles"], 2)
+        with self.assertRaisesRegex(SystemExit, "6 bytes.*8"):
+            described(3, [2, 4], 8)
+
+    def test_memory_is_as_the_gpu_supports_it(self):
+        from driver_calls import RDMA_WITH_VIRTUAL_MEMORY, DriverCalls
+
+        def attribute(code: int, can: int):
+            def ask(found, which: int, gpu: int) -> int:
+                self.assertEqual((which, gpu), (RDMA_WITH_VIRTUAL_MEMORY, 0))
+                found._obj.value = can
+                return code
+
+            return ask
+
+        for code, can, flag in ((0, 1, 1), (0, 0, 0), (1, 1, 0)):
+            cuda = mock.Mock(cuDeviceGetAttribute=attribute(code, can))
+            with mock.patch("ctypes.CDLL", return_value=cuda):
+                flags = list(DriverCalls([])._prop.flags)
+            self.assertEqual(flags, [0, flag, 0, 0, 0, 0, 0, 0])
+
+    def test_a_query_that_nvml_refuses_has_no_figure(self):
+        from driver_calls import nvml_queries
+
+        queries = ["nvmlDeviceGetHandleByUUID", "nvmlDeviceGetComputeRunningProcesses_v3"]
+        names = ["nvmlInit_v2", *queries, "nvmlShutdown"]
+        for refused in [None, *names]:
+            nvml = mock.Mock(**{f"{name}.return_value": 3 * (name == refused) for name in names})
+            said = io.StringIO()
+            with mock.patch("ctypes.CDLL", return_value=nvml), contextlib.redirect_stderr(said):
+                took = nvml_queries(b"GPU-0")
+            self.assertEqual(len(took), 2 if refused is None else 0)
+            self.assertIn(f"{refused} gave 3" if refused else "", said.getvalue())
 
 
 class Recorded(unittest.TestCase):
