@@ -149,7 +149,7 @@ report! {
     already_asleep_tags: Vec<String> = |it| names(&it.already_asleep_tags);
     /// Whole duration.
     seconds: f64 = |it| it.seconds;
-    /// Planned release.
+    /// To be released when that began: all of it is, but a shortfall and `shared_backup_bytes`.
     planned_release_bytes: u64 = |it| it.planned_release_bytes;
     /// Actual release: less `shared_backup_bytes`.
     released_bytes: u64 = |it| it.released_bytes;

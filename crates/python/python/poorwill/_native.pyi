@@ -835,7 +835,7 @@ class SleepReport:
         """Whole duration."""
     @property
     def planned_release_bytes(self) -> int:
-        """Planned release."""
+        """To be released when that began: all of it is, but a shortfall and `shared_backup_bytes`."""
     @property
     def released_bytes(self) -> int:
         """Actual release: less `shared_backup_bytes`."""
