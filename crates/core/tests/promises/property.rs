@@ -405,7 +405,7 @@ impl Run {
     }
 }
 
-fn sorted(mut tags: Vec<Tag>) -> Vec<Tag> {
+pub(crate) fn sorted(mut tags: Vec<Tag>) -> Vec<Tag> {
     tags.sort_unstable();
     tags
 }

@@ -136,25 +136,27 @@ fn a_staged_wake_is_verified_and_can_still_be_undone() {
     });
 }
 
+/// Staged with no time to decide.
+pub(crate) fn expect_undone(result: &Result<(), PoolError>) {
+    let Err(PoolError::Undone { because, .. }) = result else { panic!("{result:?}") };
+    assert_eq!(*because, UndoneBecause::Undecided { waited: Duration::ZERO });
+}
+
 #[test]
 fn nothing_is_undecided_after_its_time() {
     watched(|| {
         let device = TestDevice::open(64);
         let tenant = tenant(&device);
-        let expect_undone = |result: Result<(), PoolError>| {
-            let Err(PoolError::Undone { because, .. }) = result else { panic!("{result:?}") };
-            assert_eq!(because, UndoneBecause::Undecided { waited: Duration::ZERO });
-        };
         let sleep = tenant.pool.stage_sleep(&all(), local(), Duration::ZERO).unwrap();
-        expect_undone(sleep.wait().map(drop));
+        expect_undone(&sleep.wait().map(drop));
         assert_eq!(state(&tenant), TagState::Awake);
         tenant.verify();
         // A verdict that comes too late changes nothing.
         let late = tenant.pool.stage_sleep(&all(), local(), Duration::ZERO).unwrap();
         eventually("undone", || tenant.pool.sleep(&all().within(Duration::ZERO)).is_ok());
-        expect_undone(late.commit().map(drop));
+        expect_undone(&late.commit().map(drop));
         let wake = tenant.pool.stage_wake(&WakeRequest::all(), local(), Duration::ZERO).unwrap();
-        expect_undone(wake.wait().map(drop));
+        expect_undone(&wake.wait().map(drop));
         assert_eq!((device.resident_bytes(), state(&tenant)), (0, TagState::AsleepBackedUp));
     });
 }

@@ -1,9 +1,6 @@
 //! The configurations, and the pool of one.
 
 use std::collections::BTreeSet;
-use std::fs::{self, OpenOptions};
-use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use fastrand::Rng;
@@ -13,6 +10,7 @@ use poorwill_driver::disk::{DiskConfig, DiskIo, FileDisk};
 use poorwill_driver::{HostConfig, HostDevice, HostMemoryConfig};
 use poorwill_testkit::broken::{BrokenDriver, Defect};
 use poorwill_testkit::device::{DeviceKind, TestDevice, skipped_unless};
+use poorwill_testkit::disk::TestDisk;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use poorwill_testkit::watchdog::eventually;
 
@@ -78,11 +76,10 @@ impl Setup {
     pub(super) fn hard_cases(self) -> impl Iterator<Item = &'static str> + use<> {
         let always = [
             "a sleep",
+            "a wake",
             "a conflict",
             "a sleep that was undone",
             "a wake that was undone",
-            "a refused allocation",
-            "a refused wake",
             "a part that was freed",
             "a hold",
             "a backup that was read",
@@ -91,10 +88,18 @@ impl Setup {
         ];
         let of_disk = self.has_disk().then_some("a spill");
         let of_spoiled = self.spoils().then_some(["a spoiled backup", "an accepted loss"]);
+        // With several threads, the schedule decides whether these are met.
+        let of_one = self.is_alone().then_some(["a refused allocation", "a refused wake"]);
         let is_scarce =
             matches!(self.storage, Storage::Short { host, disk, .. } if host + disk < self.limit_granules);
-        let of_short = is_scarce.then_some("too little host memory");
-        always.into_iter().chain(of_disk).chain(of_spoiled.into_iter().flatten()).chain(of_short)
+        let of_short = (is_scarce && self.is_alone()).then_some("too little host memory");
+        let pairs = of_spoiled.into_iter().chain(of_one).flatten();
+        always.into_iter().chain(of_disk).chain(pairs).chain(of_short)
+    }
+
+    /// Whether no other thread changes the pool's figures.
+    pub(super) fn is_alone(&self) -> bool {
+        self.threads == 1
     }
 
     fn config(&self, granule: u64) -> PoolConfig {
@@ -139,7 +144,7 @@ impl Device {
     }
 }
 
-/// One pool, its device, and the folder of its disk.
+/// One pool, its device, and the disk whose bits flip.
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) setup: Setup,
@@ -147,7 +152,7 @@ pub(super) struct World {
     pub(super) granule: u64,
     pub(super) seen: Mutex<BTreeSet<&'static str>>,
     device: Device,
-    folder: PathBuf,
+    spoiled: TestDisk,
 }
 
 impl World {
@@ -160,24 +165,18 @@ impl World {
         let is_fast = seed.is_multiple_of(2);
         let driver: Arc<dyn Driver> = Arc::new(driver.with_info(|info| info.fast_digests |= is_fast));
         let granule = driver.info().granule_bytes;
-        let number = fastrand::u64(..);
-        let folder = std::env::temp_dir().join(format!("poorwill-soak-{}-{number}", std::process::id()));
-        fs::create_dir(&folder).unwrap();
-        let disk = DiskConfig::in_folder(&folder);
-        let disk = match setup.storage {
+        let spoiled = TestDisk::new(u64::MAX, |_| false);
+        let disk: Option<Arc<dyn Disk>> = match setup.storage {
             Storage::Host => None,
-            Storage::Short { disk: granules, io, .. } => Some(disk.limited_to(granules * granule).by(io)),
-            Storage::Spoiled => Some(disk),
+            Storage::Short { disk: granules, io, .. } => {
+                let disk = DiskConfig::in_folder(std::env::temp_dir());
+                Some(Arc::new(FileDisk::open(&disk.limited_to(granules * granule).by(io)).unwrap()))
+            }
+            Storage::Spoiled => Some(Arc::new(spoiled.clone())),
         };
-        let disk = disk.map(|disk| Arc::new(FileDisk::open(&disk).unwrap()) as Arc<dyn Disk>);
         let backups = HostBackups::new(Arc::clone(&driver)).compressing(setup.compress).spilling_to(disk);
         let pool = Pool::with_backups(driver, setup.config(granule), Arc::new(backups)).unwrap();
-        Self { setup, pool, granule, seen: Mutex::default(), device, folder }
-    }
-
-    /// Whether no other thread changes the pool's figures.
-    pub(super) fn is_alone(&self) -> bool {
-        self.setup.threads == 1
+        Self { setup, pool, granule, seen: Mutex::default(), device, spoiled }
     }
 
     /// Something that a run has to meet.
@@ -187,28 +186,18 @@ impl World {
 
     /// Flips some bits of what is on disk.
     pub(super) fn spoil(&self, random: &mut Rng) {
-        for entry in fs::read_dir("/proc/self/fd").unwrap().flatten() {
-            let Ok(path) = fs::read_link(entry.path()) else { continue };
-            if !path.starts_with(&self.folder) {
-                continue;
+        self.spoiled.change(|bytes| {
+            if random.u8(..4) == 0 {
+                let at = random.usize(..bytes.len());
+                bytes[at] ^= 1 << random.u8(..8);
             }
-            let file = OpenOptions::new().read(true).write(true).open(entry.path()).unwrap();
-            let len = file.metadata().unwrap().len();
-            for _ in 0..if len > 0 { random.u64(1..4) } else { 0 } {
-                let (at, mut byte) = (random.u64(..len), [0]);
-                // A backup that is dropped meanwhile may have been the file's end.
-                if file.read_at(&mut byte, at).unwrap() == 1 {
-                    byte[0] ^= 1 << random.u8(..8);
-                    file.write_all_at(&byte, at).unwrap();
-                }
-            }
-        }
+        });
     }
 
     /// At the end, when no block is left.
     pub(super) fn expect_empty(&self) {
-        self.pool.trim().unwrap();
         eventually("nothing is held", || {
+            self.pool.trim().unwrap();
             let stats = self.pool.stats().unwrap();
             let disk_bytes = stats.disk.map_or(0, |disk| disk.used_bytes);
             [stats.mapped_bytes, stats.backup_bytes, stats.backup_disk_bytes, disk_bytes] == [0; 4]
@@ -219,12 +208,5 @@ impl World {
             self.pool.driver().memory_info().unwrap();
             self.device.in_use() == [0; 2]
         });
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        // Empty: its file has no name.
-        let _ = fs::remove_dir(&self.folder);
     }
 }

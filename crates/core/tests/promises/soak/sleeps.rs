@@ -4,11 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use poorwill_core::{
-    Decision, DecisionError, DriverErrorKind, Dropped, Level, LocalDecision, PoolError, SleepReport,
-    SleepRequest, Staged, Tag, TagState, Verdict, Verify, WakeReport, WakeRequest, chain,
+    Decision, DriverErrorKind, Dropped, Level, LocalDecision, PoolError, SleepReport, SleepRequest, Staged,
+    Tag, TagState, Verdict, Verify, WakeReport, WakeRequest, chain,
 };
+use poorwill_testkit::watchdog::eventually;
 
-use super::worker::Worker;
+use super::worker::{Known, Worker};
+use crate::property::sorted;
+use crate::stage::expect_undone;
 
 /// Longer than any test takes.
 const NEVER: Duration = Duration::from_hours(1);
@@ -69,7 +72,8 @@ impl Worker {
             }
         }
         let all_sleep = self.live.iter().all(|known| self.model.state(&self.tags[known.tag].0).is_asleep());
-        if self.world.is_alone() && all_sleep && report.already_asleep_tags.len() + report.tags.len() == 6 {
+        let count = report.already_asleep_tags.len() + report.tags.len();
+        if self.world.setup.is_alone() && all_sleep && count == self.tags.len() {
             assert_eq!(self.world.pool.stats().unwrap().mapped_bytes, 0, "all sleep");
         }
     }
@@ -111,6 +115,7 @@ impl Worker {
             }
             Err(PoolError::OverLimit { .. } | PoolError::DeviceFull { .. }) => {
                 self.world.saw("a refused wake");
+                self.expect_too_much(&tags);
             }
             Err(PoolError::Corrupt { .. }) => {
                 assert!(spoils, "nothing was spoiled");
@@ -123,7 +128,20 @@ impl Worker {
         }
     }
 
+    /// A wake was refused: with what is awake it needs more than there may be, even if all blocks lie apart.
+    fn expect_too_much(&self, waking: &[Tag]) {
+        let granule = self.world.granule;
+        let tag_of = |known: &Known| &self.tags[known.tag].0;
+        let needs =
+            |known: &&Known| !self.model.state(tag_of(known)).is_asleep() || waking.contains(tag_of(known));
+        let granules = |known: &Known| known.block.range.bytes.div_ceil(granule) + 1;
+        let needed: u64 = self.live.iter().filter(needs).map(granules).sum();
+        let limit = self.world.setup.limit_granules;
+        assert!(needed > limit || !self.world.setup.is_alone(), "{needed} of {limit} granules are refused");
+    }
+
     fn woke(&mut self, report: &WakeReport, tags: &[Tag], accepts: bool) {
+        self.world.saw("a wake");
         assert_eq!(sorted(report.tags.clone()), sorted(self.model.wake(Some(tags))));
         if !report.lost.is_empty() {
             assert!(accepts, "lost: {:?}", report.lost);
@@ -149,16 +167,15 @@ impl Worker {
         match ending {
             Committed => staged.commit().map(Some),
             CommittedElsewhere => {
-                let proposed = decision.decide(Verdict::Commit);
-                expect_verdict(proposed, Verdict::Commit);
+                expect_of_commit(&decision, Verdict::Commit);
                 staged.wait().map(Some)
             }
             Undone => staged.undo().map(|()| None),
             Dropped => {
                 drop(staged);
-                expect_verdict(decision.verdict().map(Option::unwrap), Verdict::Undo);
-                // It waits for the undo.
-                self.world.pool.trim().map(|_| None)
+                expect_of_commit(&decision, Verdict::Undo);
+                eventually("the undo has ended", || Arc::strong_count(&decision) == 1);
+                Ok(None)
             }
             Undecided => {
                 expect_undone(&staged.wait().map(drop));
@@ -209,15 +226,7 @@ impl Worker {
     }
 }
 
-fn expect_verdict(verdict: Result<Verdict, DecisionError>, expected: Verdict) {
-    assert_eq!(verdict.unwrap(), expected);
-}
-
-fn expect_undone(ended: &Result<(), PoolError>) {
-    assert!(matches!(ended, Err(PoolError::Undone { .. })), "without a decision: {ended:?}");
-}
-
-fn sorted(mut tags: Vec<Tag>) -> Vec<Tag> {
-    tags.sort_unstable();
-    tags
+/// A proposal to commit gets the verdict that counts.
+fn expect_of_commit(decision: &LocalDecision, expected: Verdict) {
+    assert_eq!(decision.decide(Verdict::Commit).unwrap(), expected);
 }

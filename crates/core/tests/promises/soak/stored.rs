@@ -4,9 +4,6 @@ use poorwill_core::{DeviceRange, DriverErrorKind, PoolError, TagState, chain};
 
 use super::worker::Worker;
 
-/// What one call writes at once, at least.
-const UNIT: usize = 512;
-
 impl Worker {
     pub(super) fn read_backup(&mut self, n: usize) {
         let (at, range) = self.part_of(n);
@@ -56,19 +53,17 @@ impl Worker {
         (at, DeviceRange::new(addr + at as u64, self.random.usize(1..=len - at) as u64))
     }
 
-    /// Of a tag that sleeps, its bytes; of another, what it held before at some time.
+    /// Of a tag that sleeps, its bytes; of another, what each byte was at some time: a preparation copies while a write
+    /// may be half done.
     fn expect_backup(&self, n: usize, at: usize, read: &[u8]) {
         if self.state(n) == TagState::AsleepBackedUp {
             return self.expect_bytes(n, at, read);
         }
         let known = &self.live[n];
-        let mut start = 0;
-        while start < read.len() {
-            let end = read.len().min((at + start + 1).next_multiple_of(UNIT) - at);
-            let is_of = |bytes: &Vec<u8>| bytes[at + start..at + end] == read[start..end];
-            assert!(is_of(&known.bytes) || known.before.iter().any(is_of), "bytes of another block");
-            start = end;
-        }
+        let was = |at: usize, byte: u8| {
+            known.bytes[at] == byte || known.before.iter().any(|bytes| bytes[at] == byte)
+        };
+        assert!((at..).zip(read).all(|(at, byte)| was(at, *byte)), "bytes of another block");
     }
 
     pub(super) fn spill(&mut self) {
