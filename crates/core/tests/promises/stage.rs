@@ -79,18 +79,19 @@ fn a_staged_sleep_holds_all_its_memory_until_it_is_committed() {
 #[test]
 fn a_sleep_counts_no_memory_that_a_trim_gave_back_meanwhile() {
     watched(|| {
-        let device = TestDevice::open(256);
-        let mut tenant = tenant(&device);
-        // The pool keeps a granule ahead where it holds more than 64.
-        tenant.load(100 * tenant.granule(), &Tag::weights());
-        tenant.load(700, &Tag::new("lora").unwrap());
+        let device = TestDevice::open(512);
+        let tenant = Tenant::new(&Arc::new(Pool::new(device.driver(), PoolConfig::default()).unwrap()), 7);
+        // The pool keeps a granule ahead where it holds more than 256.
+        for (bytes, tag) in [(300 * tenant.granule(), Tag::weights()), (700, Tag::new("lora").unwrap())] {
+            tenant.pool.alloc(&AllocRequest::new(bytes, tag)).unwrap();
+        }
         let staged = stage_sleep(&tenant, &local()).unwrap();
         let trimmed_bytes = tenant.pool.trim().unwrap();
         assert!(trimmed_bytes > 0, "nothing was spare");
-        let left_bytes = device.resident_bytes();
+        let left_bytes = tenant.pool.stats().unwrap().mapped_bytes;
         let report = staged.commit().unwrap();
         assert_eq!([report.planned_release_bytes, report.released_bytes], [left_bytes; 2]);
-        assert_eq!(device.resident_bytes(), 0);
+        assert_eq!(tenant.pool.stats().unwrap().mapped_bytes, 0);
     });
 }
 
