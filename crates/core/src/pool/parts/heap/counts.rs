@@ -1,7 +1,5 @@
 //! How much is live, by tag and in all.
 
-use std::collections::BTreeSet;
-
 use slotmap::SecondaryMap;
 
 use crate::pool::tools::keys::TagKey;
@@ -15,8 +13,13 @@ pub(super) struct Counts {
     peak_live_bytes: u64,
     /// Granules that live blocks would need if no two shared one. Blocks below a granule do share.
     small_demand_bytes: u64,
-    tags: SecondaryMap<TagKey, TagCounts>,
-    asleep: BTreeSet<TagKey>,
+    tags: SecondaryMap<TagKey, OfTag>,
+}
+
+#[derive(Debug, Default)]
+struct OfTag {
+    counts: TagCounts,
+    is_asleep: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -27,7 +30,7 @@ pub(in crate::pool) struct TagCounts {
 
 impl Counts {
     pub(super) fn add_tag(&mut self, tag: TagKey) {
-        self.tags.insert(tag, TagCounts::default());
+        self.tags.insert(tag, OfTag::default());
     }
 
     pub(super) fn forget_tag(&mut self, tag: TagKey) {
@@ -35,7 +38,7 @@ impl Counts {
     }
 
     pub(super) fn tag(&self, tag: TagKey) -> TagCounts {
-        self.tags[tag]
+        self.tags[tag].counts
     }
 
     pub(super) fn live_bytes(&self) -> u64 {
@@ -48,11 +51,12 @@ impl Counts {
 
     /// Whether a tag holds its memory: each does at first.
     pub(super) fn set_held(&mut self, tag: TagKey, is_held: bool) {
-        let bytes = self.tags[tag].live_bytes;
-        if is_held && self.asleep.remove(&tag) {
-            self.held_live_bytes += bytes;
-        } else if !is_held && self.asleep.insert(tag) {
-            self.held_live_bytes -= bytes;
+        let of_tag = &mut self.tags[tag];
+        let was_asleep = std::mem::replace(&mut of_tag.is_asleep, !is_held);
+        match (was_asleep, is_held) {
+            (true, true) => self.held_live_bytes += of_tag.counts.live_bytes,
+            (false, false) => self.held_live_bytes -= of_tag.counts.live_bytes,
+            _ => {}
         }
     }
 
@@ -68,22 +72,22 @@ impl Counts {
         self.live_bytes += bytes;
         self.peak_live_bytes = self.peak_live_bytes.max(self.live_bytes);
         self.small_demand_bytes += shape.small_demand(bytes);
-        if !self.asleep.contains(&tag) {
+        let of_tag = &mut self.tags[tag];
+        if !of_tag.is_asleep {
             self.held_live_bytes += bytes;
         }
-        let of_tag = &mut self.tags[tag];
-        of_tag.live_bytes += bytes;
-        of_tag.live_blocks += 1;
+        of_tag.counts.live_bytes += bytes;
+        of_tag.counts.live_blocks += 1;
     }
 
     pub(super) fn remove(&mut self, shape: &Shape, tag: TagKey, bytes: u64) {
         self.live_bytes -= bytes;
         self.small_demand_bytes -= shape.small_demand(bytes);
-        if !self.asleep.contains(&tag) {
+        let of_tag = &mut self.tags[tag];
+        if !of_tag.is_asleep {
             self.held_live_bytes -= bytes;
         }
-        let of_tag = &mut self.tags[tag];
-        of_tag.live_bytes -= bytes;
-        of_tag.live_blocks -= 1;
+        of_tag.counts.live_bytes -= bytes;
+        of_tag.counts.live_blocks -= 1;
     }
 }
