@@ -271,12 +271,13 @@ impl PoolState {
         }
         let mut kept: BTreeMap<TagKey, Vec<DeviceRange>> = BTreeMap::new();
         plan.kept.iter().for_each(|(tag, range)| kept.entry(*tag).or_default().push(*range));
-        let saved: HashSet<Location> = plan.saves.iter().map(|save| save.location).collect();
         for (tag, action) in &plan.tags {
             let mut kept = kept.remove(tag).unwrap_or_default();
             kept.sort_unstable();
             self.fall_asleep(*tag, *action, kept);
             if *action == SleepAction::Drop {
+                let of_tag = plan.saves.iter().filter(|save| save.tag == *tag);
+                let saved: HashSet<Location> = of_tag.map(|save| save.location).collect();
                 self.backups_mut().forget_but(*tag, &saved);
             }
         }
