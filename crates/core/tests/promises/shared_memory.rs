@@ -1,8 +1,9 @@
 //! A device whose memory is the computer's: what backups take is not given back.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use poorwill_core::{Driver, Level, Pool, PoolConfig, SleepRequest, Tag, WakeRequest};
+use poorwill_core::{ByteSize, Driver, Level, Op, Pool, PoolConfig, SleepRequest, Tag, WakeRequest};
 use poorwill_testkit::backups::{Coding, TestBackups};
 use poorwill_testkit::device::TestDevice;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
@@ -15,13 +16,20 @@ struct World {
     tenant: Tenant,
     store: TestBackups,
     granule: u64,
+    /// The next release.
+    refuses: Arc<AtomicBool>,
     _device: TestDevice,
 }
 
 impl World {
     fn new(shares: bool, config: PoolConfig) -> Self {
         let device = TestDevice::open(64);
-        let driver = ScriptedDriver::new(device.driver(), |_| Verdict::Pass);
+        let refuses = Arc::new(AtomicBool::new(false));
+        let refuse = Arc::clone(&refuses);
+        let driver = ScriptedDriver::new(device.driver(), move |call| {
+            let is_refused = call.op == Op::Release && refuse.swap(false, Ordering::Relaxed);
+            if is_refused { Verdict::device_failure(call) } else { Verdict::Pass }
+        });
         let driver: Arc<dyn Driver> = Arc::new(driver.with_info(|info| {
             info.fast_digests = true;
             info.shares_host_memory = shares;
@@ -33,7 +41,7 @@ impl World {
         let granule = tenant.granule();
         tenant.load(WEIGHTS * granule, &Tag::weights());
         tenant.load(CACHE * granule, &Tag::kv_cache());
-        Self { tenant, store, granule, _device: device }
+        Self { tenant, store, granule, refuses, _device: device }
     }
 
     /// A sleep and a wake. Returns what backups took of the same memory, in granules, which is not released.
@@ -56,6 +64,17 @@ fn what_backups_take_is_not_released() {
         assert_eq!((world.tenant.pool.stats().unwrap().backup_bytes, world.store.used_bytes()), (0, 0));
     }
     assert_eq!(world.cycle(Level::Two), 0);
+}
+
+#[test]
+fn a_shortfall_is_what_was_refused_and_not_what_backups_took() {
+    let world = World::new(true, PoolConfig::default());
+    world.refuses.store(true, Ordering::Relaxed);
+    let error = world.tenant.pool.sleep(&SleepRequest::all(Level::One)).unwrap_err();
+    let refused_bytes = world.tenant.pool.stats().unwrap().deferred_release_bytes;
+    assert!(refused_bytes > 0, "nothing was refused");
+    let expected = format!("asleep, but {} of ", ByteSize(refused_bytes));
+    assert!(error.to_string().starts_with(&expected), "{error}, where {expected}");
 }
 
 #[test]

@@ -365,7 +365,8 @@ pub enum PoolError {
     },
     /// The tags sleep, but some memory was not released. The next sleep, wake or growth tries again.
     #[error("asleep, but {} of {} could not be released; sleep again to retry",
-        ByteSize(report.planned_release_bytes.saturating_sub(report.released_bytes)), ByteSize(report.planned_release_bytes))]
+        ByteSize(report.planned_release_bytes.saturating_sub(report.released_bytes + report.shared_backup_bytes)),
+        ByteSize(report.planned_release_bytes))]
     Shortfall {
         /// What was done.
         report: Box<SleepReport>,
