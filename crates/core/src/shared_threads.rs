@@ -227,7 +227,7 @@ mod tests {
             let tasks: Vec<_> = (0..3 * IDLE_MAX)
                 .map(|_| {
                     let together = Arc::clone(&together);
-                    threads.start(move || drop(together.wait())).unwrap()
+                    threads.start(move || _ = together.wait()).unwrap()
                 })
                 .collect();
             together.wait(); // Ends only if all are under way at once.
