@@ -1,7 +1,7 @@
 """What becomes of parts of segments that PyTorch never hands out again, over the fake libcuda.
 
-`test_suites.py` runs it. Memory leaves by granules in segments below 32 MiB, and by chunks of that
-size in larger ones.
+`test_suites.py` runs it. Memory leaves by granules in segments that several tensors share, and by
+mappings in those of one tensor.
 """
 
 import itertools
@@ -237,20 +237,24 @@ def test_segments_of_a_closed_arena_are_carved_for_nothing(gpu: Gpu) -> None:
     assert _native.torch_segments() == (0, 0)
 
 
-def test_large_segments_give_their_chunks_back(gpu: Gpu, arena: poorwill.Arena, functions: Functions) -> None:
+def test_large_segments_go_back_whole_until_that_keeps_much(
+    gpu: Gpu, arena: poorwill.Arena, functions: Functions
+) -> None:
     size = 4 * CHUNK + 6 * MIB
     used_before = gpu.used_bytes()
-    segment = functions.alloc(size)
-    used_bytes = gpu.used_bytes()
-    # A chunk and parts of two others.
-    assert carve(segment, size, (CHUNK // 2, 2 * CHUNK)) == 2 * CHUNK
-    assert arena.stats().live_bytes == size - 2 * CHUNK
-    assert CHUNK <= arena.trim() <= 2 * CHUNK
-    # The rest of those two.
-    assert carve(segment, size, (GRANULE, size)) == size - 2 * CHUNK - GRANULE
-    arena.trim()
-    assert used_bytes - gpu.used_bytes() >= size - CHUNK
-    functions.free(segment, size)
+    segments = []
+    for least_bytes, most_bytes in [(0, 0), (CHUNK, 2 * CHUNK)]:
+        segment = functions.alloc(size)
+        segments.append(segment)
+        assert carve(segment, size, (CHUNK // 2, 2 * CHUNK)) == 2 * CHUNK
+        assert arena.stats().live_bytes == len(segments) * (size - 2 * CHUNK)
+        assert least_bytes <= arena.trim() <= most_bytes
+    # After a wake nothing is kept that does not live.
+    arena.sleep()
+    arena.wake()
+    assert gpu.used_bytes() - used_before <= arena.stats().live_bytes + 2 * GRANULE
+    for segment in segments:
+        functions.free(segment, size)
     arena.trim()
     assert gpu.used_bytes() == used_before
 

