@@ -10,12 +10,14 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 
 use poorwill_core::{
-    AllocRequest, CopyPart, DeviceRange, Driver, DriverErrorKind, HostBuffer, HostMemory, Level, Pool,
-    PoolConfig, PoolError, SleepRequest, StreamId, Tag, WakeRequest,
+    AllocRequest, BackingId, CopyPart, DeviceRange, Driver, DriverErrorKind, HostBuffer, HostMemory, Level,
+    Pool, PoolConfig, PoolError, SleepRequest, StreamId, Tag, WakeRequest,
 };
 use poorwill_driver::{HostConfig, HostDevice};
 use poorwill_testkit::latch::{self, Latch};
+use poorwill_testkit::watchdog::watched;
 use poorwill_testkit::{child, pattern};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const MIB: u64 = 1 << 20;
 
@@ -155,8 +157,7 @@ fn thirty_gib_in_granules_fit_into_a_thousand_descriptors() {
     if !is_child() {
         return assert!(in_a_child().success());
     }
-    let limit = rustix::process::Rlimit { current: Some(1024), maximum: Some(1024) };
-    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+    setrlimit(Resource::Nofile, Rlimit { current: Some(1024), maximum: Some(1024) }).unwrap();
     let device = open(30 << 30);
     let granule = device.info().granule_bytes;
     let range = device.reserve(30 << 30).unwrap();
@@ -337,14 +338,15 @@ fn files() -> Vec<u64> {
     links.filter(is_file).map(|link| std::fs::metadata(link).unwrap().blocks()).collect()
 }
 
-fn written(device: &HostDevice, seed: u64, bytes: u64) -> DeviceRange {
+fn written(device: &HostDevice, seed: u64, bytes: u64) -> (DeviceRange, BackingId) {
     let range = device.reserve(bytes).unwrap();
-    device.map(range, device.create(bytes).unwrap()).unwrap();
+    let backing = device.create(bytes).unwrap();
+    device.map(range, backing).unwrap();
     device.set_access(range).unwrap();
     let parts = [CopyPart { device: range, host_offset: 0 }];
     let buffer = Arc::new(HostBuffer::from(pattern::bytes(seed, usize::try_from(bytes).unwrap())));
     device.copy_to_device(StreamId::DEFAULT, buffer, &parts).unwrap().wait().unwrap();
-    range
+    (range, backing)
 }
 
 #[test]
@@ -357,14 +359,27 @@ fn devices_share_one_file_and_leave_nothing_there() {
     let ranges: Vec<_> = (1..).zip(&devices).map(|(seed, device)| written(device, seed, 4 * MIB)).collect();
     assert_eq!(files(), [5 * 4 * MIB / 512]);
     devices[1].take_off().unwrap();
-    assert_eq!(files().len(), 2, "one has put its bytes beside it");
+    let [shared, aside] = files()[..] else { panic!("one has put its bytes beside it: {:?}", files()) };
+    assert_eq!(shared + aside, 5 * 4 * MIB / 512, "and no longer has them there");
     devices[1].put_back().unwrap();
+    for unmaps_first in [true, false] {
+        let (range, backing) = written(&devices[0], 6, 2 * MIB);
+        assert_eq!(files(), [(5 * 4 + 2) * MIB / 512]);
+        if unmaps_first {
+            devices[0].unmap(range).unwrap();
+            devices[0].release(backing).unwrap();
+        } else {
+            devices[0].release(backing).unwrap();
+            devices[0].unmap(range).unwrap();
+        }
+        assert_eq!(files(), [5 * 4 * MIB / 512], "unmapped before it was released: {unmaps_first}");
+    }
     let [first, second, others @ ..] = devices;
     drop(others); // With all their memory.
     assert_eq!(files(), [2 * 4 * MIB / 512]);
     for (seed, device) in (1..).zip([first, second]) {
         assert_eq!(device.resident_bytes().unwrap(), 4 * MIB);
-        let range = ranges[usize::try_from(seed).unwrap() - 1];
+        let (range, _) = ranges[usize::try_from(seed).unwrap() - 1];
         assert_eq!(touch(range.addr + 5000), pattern::bytes(seed, 5001)[5000]);
     }
     assert!(files().is_empty(), "it has gone with the last");
@@ -379,38 +394,40 @@ fn a_forked_child_can_open_a_device_of_its_own() {
     let device = open(8 * MIB);
     let latch = Arc::new(Latch::default());
     device.launch_host(StreamId::DEFAULT, Box::new(|| ())).unwrap().wait().unwrap();
-    let range = written(&device, 1, 2 * MIB);
+    let (range, _) = written(&device, 1, 2 * MIB);
     latch::hold(&*device, StreamId::DEFAULT, &latch);
     let status = fork(|| {
         let own = open(8 * MIB);
-        let range = written(&own, 2, 4 * MIB);
+        let (range, _) = written(&own, 2, 4 * MIB);
         let right = touch(range.addr + 5000) == pattern::bytes(2, 5001)[5000];
         drop(own);
         right && files() == [2 * MIB / 512] // The parent's.
     });
-    assert_eq!(status, 0, "the child's verdict");
     latch.open();
+    assert_eq!(status, 0, "the child's verdict");
     device.synchronize().unwrap();
     assert_eq!(touch(range.addr + 5000), pattern::bytes(1, 5001)[5000]);
 }
 
 #[test]
 fn held_streams_delay_no_other() {
-    let (device, latch) = (open(2 * MIB), Arc::new(Latch::default()));
-    let streams = [(); 20].map(|()| device.stream_create().unwrap());
-    streams.iter().for_each(|stream| latch::hold(&*device, *stream, &latch));
-    device.launch_host(StreamId::DEFAULT, Box::new(|| ())).unwrap().wait().unwrap();
-    let order = Arc::new(Mutex::new(Vec::new()));
-    for nth in 0..50 {
-        let order = Arc::clone(&order);
-        let work = Box::new(move || order.lock().unwrap().push(nth));
-        drop(device.launch_host(streams[nth % 2], work).unwrap());
-    }
-    latch.open();
-    device.synchronize().unwrap();
-    let order = order.lock().unwrap();
-    for parity in 0..2 {
-        let of_stream: Vec<usize> = order.iter().copied().filter(|nth| nth % 2 == parity).collect();
-        assert!(of_stream.len() == 25 && of_stream.is_sorted(), "{of_stream:?}");
-    }
+    watched(|| {
+        let (device, latch) = (open(2 * MIB), Arc::new(Latch::default()));
+        let streams = [(); 20].map(|()| device.stream_create().unwrap());
+        streams.iter().for_each(|stream| latch::hold(&*device, *stream, &latch));
+        device.launch_host(StreamId::DEFAULT, Box::new(|| ())).unwrap().wait().unwrap();
+        let order = Arc::new(Mutex::new(Vec::new()));
+        for nth in 0..50 {
+            let order = Arc::clone(&order);
+            let work = Box::new(move || order.lock().unwrap().push(nth));
+            drop(device.launch_host(streams[nth % 2], work).unwrap());
+        }
+        latch.open();
+        device.synchronize().unwrap();
+        let order = order.lock().unwrap();
+        for parity in 0..2 {
+            let of_stream: Vec<usize> = order.iter().copied().filter(|nth| nth % 2 == parity).collect();
+            assert!(of_stream.len() == 25 && of_stream.is_sorted(), "{of_stream:?}");
+        }
+    });
 }
