@@ -78,9 +78,9 @@ impl HostStream {
         Ok(Pending::new(wait).telling(move || has_ended.load(Ordering::Acquire)))
     }
 
-    /// All that was queued before. An idle stream needs no thread for it.
+    /// All that was queued before, and what it drops. A stream without jobs needs no thread for it.
     pub(super) fn drain(&self, op: Op) -> Result<Pending<()>, DriverError> {
-        if !self.is_idle() {
+        if self.queue.lock().is_running {
             return self.submit(op, || Ok(()));
         }
         let owner = self.owner;

@@ -5,8 +5,8 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
 use poorwill_core::{
@@ -429,5 +429,45 @@ fn held_streams_delay_no_other() {
             let of_stream: Vec<usize> = order.iter().copied().filter(|nth| nth % 2 == parity).collect();
             assert!(of_stream.len() == 25 && of_stream.is_sorted(), "{of_stream:?}");
         }
+    });
+}
+
+/// Host memory that takes its time to go.
+#[derive(Debug)]
+struct SlowToGo {
+    begins: Sender<()>,
+    is_gone: Arc<AtomicBool>,
+}
+
+impl HostMemory for SlowToGo {
+    fn as_slice(&self) -> &[u8] {
+        &[]
+    }
+
+    fn as_mut_slice(&mut self) -> &mut [u8] {
+        &mut []
+    }
+}
+
+impl Drop for SlowToGo {
+    fn drop(&mut self) {
+        let _ = self.begins.send(()); // A test that failed has dropped the receiver.
+        (0..10_000).for_each(|_| std::thread::yield_now());
+        self.is_gone.store(true, Ordering::Release);
+    }
+}
+
+#[test]
+fn synchronizing_waits_for_results_that_work_drops() {
+    watched(|| {
+        let (device, latch, is_gone) = (open(2 * MIB), Arc::default(), Arc::new(AtomicBool::new(false)));
+        let (begins, begun) = channel();
+        let buffer = HostBuffer::new(SlowToGo { begins, is_gone: Arc::clone(&is_gone) });
+        latch::hold(&*device, StreamId::DEFAULT, &latch);
+        drop(device.copy_to_host(StreamId::DEFAULT, buffer, &[]).unwrap());
+        latch.open();
+        begun.recv().unwrap();
+        device.synchronize().unwrap();
+        assert!(is_gone.load(Ordering::Acquire), "the work still drops its buffer");
     });
 }
