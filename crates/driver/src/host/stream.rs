@@ -56,7 +56,9 @@ impl HostStream {
         let has_ended = Arc::clone(&ended_here);
         let job = Box::new(move || {
             // Work may run a caller's code (a host buffer's); a panic there fails only this work.
-            let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(panicked()));
+            // Dropping what the panic carries may panic again.
+            let result = catch_unwind(AssertUnwindSafe(work)).map_err(mem::forget);
+            let result = result.unwrap_or_else(|()| Err(panicked()));
             // Before the outcome is sent: a waiter that sees the work finish finds the stream idle.
             unfinished.fetch_sub(1, Ordering::Release);
             // Without a waiter the outcome is dropped, as the contract says.

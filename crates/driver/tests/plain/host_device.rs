@@ -471,3 +471,21 @@ fn synchronizing_waits_for_results_that_work_drops() {
         assert!(is_gone.load(Ordering::Acquire), "the work still drops its buffer");
     });
 }
+
+/// Panics as it is dropped, also as what a panic carries.
+struct PanicsAgain;
+
+impl Drop for PanicsAgain {
+    fn drop(&mut self) {
+        panic!("on purpose");
+    }
+}
+
+#[test]
+fn work_that_panics_with_what_panics_again_leaves_an_idle_stream() {
+    let device = open(2 * MIB);
+    let work = Box::new(|| std::panic::panic_any(PanicsAgain));
+    let error = device.launch_host(StreamId::DEFAULT, work).unwrap().wait().unwrap_err();
+    assert!(error.to_string().contains("work panicked"), "{error}");
+    assert!(device.is_idle());
+}
