@@ -305,11 +305,12 @@ impl HostDevice {
             flight.spans.push(spans);
         }
         // Not earlier, so that look-ups of streams and events do not wait for a system call on memory.
-        self.queues().stream(op, stream)?.submit(op, move || {
+        let queued = self.queues().stream(op, stream)?.submit(op, move || {
             let result = work(&flight.shared, &flight.spans);
             drop(flight);
             result
-        })
+        });
+        Ok(queued?)
     }
 }
 
@@ -627,10 +628,11 @@ impl Driver for HostDevice {
 
     fn launch_host(&self, stream: StreamId, work: HostWork) -> Result<Pending<()>> {
         self.owner.check(Op::LaunchHost)?;
-        self.queues().stream(Op::LaunchHost, stream)?.submit(Op::LaunchHost, move || {
+        let queued = self.queues().stream(Op::LaunchHost, stream)?.submit(Op::LaunchHost, move || {
             work();
             Ok(())
-        })
+        });
+        Ok(queued?)
     }
 
     fn memory_info(&self) -> Result<MemoryInfo> {

@@ -19,6 +19,19 @@ pub(super) static THREADS: ThreadKind = ThreadKind::named("poorwill-host");
 
 type Job = Box<dyn FnOnce() + Send>;
 
+/// Work that was not queued, and why. Dropping the work runs code of callers, which may use the device: no lock of the
+/// device may be held.
+pub(super) struct Refused {
+    error: DriverError,
+    _job: Job,
+}
+
+impl From<Refused> for DriverError {
+    fn from(refused: Refused) -> Self {
+        refused.error
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct HostStream {
     id: StreamId,
@@ -49,7 +62,7 @@ impl HostStream {
         &self,
         op: Op,
         work: impl FnOnce() -> Result<T, DriverErrorKind> + Send + 'static,
-    ) -> Result<Pending<T>, DriverError> {
+    ) -> Result<Pending<T>, Refused> {
         let (sender, outcome) = mpsc::sync_channel(1);
         let (id, owner, unfinished) = (self.id, self.owner, Arc::clone(&self.unfinished));
         let ended_here = Arc::new(AtomicBool::new(false));
@@ -66,9 +79,10 @@ impl HostStream {
             ended_here.store(true, Ordering::Release);
         });
         self.unfinished.fetch_add(1, Ordering::Relaxed);
-        self.queue.push(&self.threads, job).map_err(|error| {
+        self.queue.push(&self.threads, job).map_err(|(error, job)| {
             self.unfinished.fetch_sub(1, Ordering::Relaxed);
-            DriverError::new(op, system("start a thread for a stream", &error))
+            let error = DriverError::new(op, system("start a thread for a stream", &error));
+            Refused { error, _job: job }
         })?;
         let wait = move || {
             owner.check(op)?;
@@ -83,7 +97,7 @@ impl HostStream {
     /// All that was queued before, and what it drops. A stream without jobs needs no thread for it.
     pub(super) fn drain(&self, op: Op) -> Result<Pending<()>, DriverError> {
         if self.queue.lock().is_running {
-            return self.submit(op, || Ok(()));
+            return Ok(self.submit(op, || Ok(()))?);
         }
         let owner = self.owner;
         Ok(Pending::new(move || owner.check(op)))
@@ -106,11 +120,14 @@ impl Queue {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn push(self: &Arc<Self>, threads: &SharedThreads, job: Job) -> io::Result<()> {
+    fn push(self: &Arc<Self>, threads: &SharedThreads, job: Job) -> Result<(), (io::Error, Job)> {
         let mut queued = self.lock();
         if !queued.is_running {
             let queue = Arc::clone(self);
-            queued.runner = Some(threads.start(move || queue.run())?);
+            match threads.start(move || queue.run()) {
+                Ok(runner) => queued.runner = Some(runner),
+                Err(error) => return Err((error, job)),
+            }
             queued.is_running = true;
         }
         queued.jobs.push_back(job);

@@ -489,3 +489,40 @@ fn work_that_panics_with_what_panics_again_leaves_an_idle_stream() {
     assert!(error.to_string().contains("work panicked"), "{error}");
     assert!(device.is_idle());
 }
+
+/// Looks at a stream of the device as it is dropped.
+struct Looks(Arc<HostDevice>);
+
+impl Drop for Looks {
+    fn drop(&mut self) {
+        self.0.check_stream(StreamId::DEFAULT).unwrap();
+    }
+}
+
+#[test]
+fn work_that_gets_no_thread_may_use_the_device_as_it_is_dropped() {
+    if !is_child() {
+        let status = in_a_child();
+        return assert!(status.success(), "{status}");
+    }
+    watched(|| {
+        let device = open(2 * MIB);
+        let [one, other] = [(); 2].map(|()| Looks(Arc::clone(&device)));
+        // Addresses for small allocations, not for the stack of a thread.
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+        let before = getrlimit(Resource::As);
+        let current = Some(pages * rustix::param::page_size() as u64 + MIB);
+        setrlimit(Resource::As, Rlimit { current, ..before }).unwrap();
+        let refused = [
+            device.launch_host(StreamId::DEFAULT, Box::new(move || drop(one))).map(drop),
+            device.launch(StreamId::DEFAULT, &[], move || drop(other)).map(drop),
+        ];
+        setrlimit(Resource::As, before).unwrap();
+        for refused in refused {
+            let error = refused.unwrap_err();
+            assert!(error.to_string().contains("start a thread for a stream"), "{error}");
+        }
+        device.launch_host(StreamId::DEFAULT, Box::new(|| ())).unwrap().wait().unwrap();
+    });
+}
