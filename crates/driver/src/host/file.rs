@@ -67,22 +67,22 @@ impl DeviceFile {
         Ok(retry_on_intr(|| fs::fallocate(&self.fd, flags, offset, bytes))?)
     }
 
-    /// Pages that the operating system keeps for an extent.
-    pub(super) fn resident_bytes(&self, extent: Extent) -> io::Result<u64> {
-        let (mut at, mut bytes) = (extent.offset, 0);
-        while let Some(data) = self.data(at..extent.offset + extent.bytes)? {
+    /// Pages that the operating system keeps for extents.
+    pub(super) fn resident_bytes(&self, extents: impl Iterator<Item = Extent>) -> io::Result<u64> {
+        let mut bytes = 0;
+        self.visit_data(extents, |data| {
             bytes += data.end - data.start;
-            at = data.end;
-        }
+            Ok(())
+        })?;
         Ok(bytes)
     }
 
-    /// Copies what an extent has, to the same offsets.
-    pub(super) fn copy_to(&self, to: &Self, extent: Extent) -> io::Result<()> {
-        let (mut at, mut buffer) = (extent.offset, Vec::new());
-        while let Some(data) = self.data(at..extent.offset + extent.bytes)? {
-            at = data.start;
+    /// Copies what extents have, to the same offsets.
+    pub(super) fn copy_to(&self, to: &Self, extents: impl Iterator<Item = Extent>) -> io::Result<()> {
+        let mut buffer = Vec::new();
+        self.visit_data(extents, |data| {
             buffer.resize(1 << 20, 0);
+            let mut at = data.start;
             while at < data.end {
                 let len = buffer.len().min(usize::try_from(data.end - at).unwrap_or(usize::MAX));
                 let read = retry_on_intr(|| pread(&self.fd, &mut buffer[..len], at))?;
@@ -96,25 +96,90 @@ impl DeviceFile {
                     bytes = &bytes[written..];
                 }
             }
+            Ok(())
+        })
+    }
+
+    /// In the order of the file. Each run of data is looked for once, however many extents share it: the system visits
+    /// all its pages to find its end.
+    fn visit_data(
+        &self,
+        extents: impl Iterator<Item = Extent>,
+        mut visit: impl FnMut(Range<u64>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut extents: Vec<Extent> = extents.collect();
+        extents.sort_unstable_by_key(|extent| extent.offset);
+        let mut run = 0..0;
+        for Extent { offset: mut at, bytes } in extents {
+            let end = at + bytes;
+            while at < end {
+                if run.end <= at {
+                    let Some(next) = self.next_run(at)? else { return Ok(()) };
+                    run = next;
+                }
+                let data = run.start.clamp(at, end)..run.end.min(end);
+                at = data.end;
+                if !data.is_empty() {
+                    visit(data)?;
+                }
+            }
         }
         Ok(())
     }
 
-    /// The first data in a range.
-    fn data(&self, range: Range<u64>) -> io::Result<Option<Range<u64>>> {
+    /// The first run of data that ends after an offset.
+    fn next_run(&self, at: u64) -> io::Result<Option<Range<u64>>> {
         // Each answer is in what the call returns; other threads may move the file's position meanwhile.
-        let start = match fs::seek(&self.fd, SeekFrom::Data(range.start)) {
-            Ok(start) if start < range.end => start,
-            Ok(_) | Err(Errno::NXIO) => return Ok(None), // No data after this.
+        let start = match fs::seek(&self.fd, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            Err(Errno::NXIO) => return Ok(None), // No data after this.
             Err(error) => return Err(error.into()),
         };
-        let hole = fs::seek(&self.fd, SeekFrom::Hole(start))?;
-        Ok(Some(start..hole.min(range.end)))
+        let end = fs::seek(&self.fd, SeekFrom::Hole(start))?;
+        Ok(Some(start..end))
     }
 }
 
 impl AsFd for DeviceFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: u64 = 64 << 10; // A page of any machine, or several.
+
+    fn write(file: &DeviceFile, range: Range<u64>) {
+        let bytes: Vec<u8> =
+            (range.start..range.end).map(|at| u8::try_from(at / PAGE + 1).unwrap()).collect();
+        assert_eq!(pwrite(&file.fd, &bytes, range.start).unwrap(), bytes.len());
+    }
+
+    #[test]
+    fn data_of_extents_in_shared_runs_is_counted_and_copied_exactly() {
+        let file = DeviceFile::aside().unwrap();
+        let [first, foreign, second, empty, last] =
+            [3, 1, 2, 2, 4].map(|pages| file.take(pages * PAGE).unwrap());
+        // From within the first to within the second, and two runs in the last.
+        for pages in [1..5, 8..9, 10..11] {
+            write(&file, pages.start * PAGE..pages.end * PAGE);
+        }
+        let mine = [last, second, empty, first];
+        assert_eq!(file.resident_bytes(mine.into_iter()).unwrap(), 5 * PAGE);
+        assert_eq!(file.resident_bytes([foreign].into_iter()).unwrap(), PAGE);
+        assert_eq!(file.resident_bytes([empty].into_iter()).unwrap(), 0);
+        let copy = DeviceFile::aside().unwrap();
+        file.copy_to(&copy, mine.into_iter()).unwrap();
+        for page in 0..12 {
+            let mut byte = [0];
+            assert_eq!(pread(&copy.fd, &mut byte, page * PAGE).unwrap(), 1);
+            let is_copied = [1, 2, 4, 8, 10].contains(&page);
+            assert_eq!(u64::from(byte[0]), if is_copied { page + 1 } else { 0 }, "page {page}");
+        }
+        let all = Extent { offset: 0, bytes: FILE_BYTES };
+        assert_eq!(copy.resident_bytes([all].into_iter()).unwrap(), 5 * PAGE, "holes stay holes");
     }
 }

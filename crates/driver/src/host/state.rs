@@ -64,9 +64,9 @@ impl HostState {
     pub(super) fn take_off(&mut self) -> io::Result<()> {
         if self.taken_off.is_none() {
             let aside = DeviceFile::aside()?;
-            self.extents().try_for_each(|extent| self.file.copy_to(&aside, extent))?;
+            self.file.copy_to(&aside, self.extents())?;
             if let Err(error) = self.punch_all() {
-                self.extents().try_for_each(|extent| aside.copy_to(&self.file, extent))?;
+                aside.copy_to(&self.file, self.extents())?;
                 return Err(error);
             }
             self.taken_off = Some((aside, std::mem::take(&mut self.held_bytes)));
@@ -81,7 +81,7 @@ impl HostState {
     /// Puts them back.
     pub(super) fn put_back(&mut self) -> io::Result<()> {
         let Some((aside, held_bytes)) = &self.taken_off else { return Ok(()) };
-        if let Err(error) = self.extents().try_for_each(|extent| aside.copy_to(&self.file, extent)) {
+        if let Err(error) = aside.copy_to(&self.file, self.extents()) {
             self.punch_all()?;
             return Err(error);
         }
@@ -107,7 +107,7 @@ impl HostState {
     }
 
     pub(super) fn resident_bytes(&self) -> io::Result<u64> {
-        self.extents().map(|extent| self.file.resident_bytes(extent)).sum()
+        self.file.resident_bytes(self.extents())
     }
 
     pub(super) fn reserve(&mut self, bytes: u64, owner: Owner) -> Result<DeviceRange> {
