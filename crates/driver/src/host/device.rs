@@ -10,7 +10,6 @@ use std::thread;
 use poorwill_core::digest::{Digest, DigestHasher};
 use poorwill_core::driver::{HostWork, Result, check_save, digests_of_saved};
 use poorwill_core::hibernation::{CheckpointErrorKind, HeldMemory};
-use poorwill_core::shared_threads::SharedThreads;
 use poorwill_core::{
     BackingId, ByteSize, CopyPart, DeviceInfo, DeviceRange, Driver, DriverError, DriverErrorKind, EventId,
     HostBuffer, HostMemoryInfo, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
@@ -19,7 +18,7 @@ use poorwill_core::{
 use super::file::DeviceFile;
 use super::hibernation::{DeviceCall, HostProcess, HostProcessMemory, StepFailure};
 use super::state::{HostState, Span};
-use super::stream::{HostEvent, HostStream, THREADS, system};
+use super::stream::{HostEvent, HostStream, system};
 use crate::copy_ranges;
 use crate::host_memory::{
     BufferMade, BufferPin, HostArena, HostMemoryConfig, HostMemoryDetails, Options, Plain,
@@ -84,7 +83,6 @@ pub struct HostDevice {
     shared: Arc<Shared>,
     /// Not dropped in a forked child, where the threads do not exist.
     queues: ManuallyDrop<Mutex<HostQueues>>,
-    threads: Arc<SharedThreads>,
     host_memory: Arc<HostArena>,
     /// This process, once it is registered.
     process: OnceLock<HostProcess>,
@@ -137,8 +135,7 @@ impl HostDevice {
         let state = HostState::new(owner, capacity_bytes, granule)
             .map_err(|error| DriverError::new(Op::Open, system("create a memfd", &error)))?;
         let mut queues = HostQueues { next_id: 1, ..HostQueues::default() };
-        let threads = THREADS.share();
-        queues.streams.insert(StreamId::DEFAULT.0, HostStream::new(StreamId::DEFAULT, owner, &threads));
+        queues.streams.insert(StreamId::DEFAULT.0, HostStream::new(StreamId::DEFAULT, owner));
         let copy_streams = thread::available_parallelism().map_or(1, usize::from).min(COPY_STREAMS_MAX);
         let file = Arc::clone(state.file());
         let options = Options {
@@ -158,7 +155,6 @@ impl HostDevice {
             owner,
             shared: Arc::new(Shared { state: Mutex::new(state), file, granule_bytes }),
             queues: ManuallyDrop::new(Mutex::new(queues)),
-            threads,
             host_memory: HostArena::new(owner, Box::new(Plain), options),
             process: OnceLock::new(),
         })
@@ -483,7 +479,7 @@ impl Driver for HostDevice {
         self.owner.check(Op::StreamCreate)?;
         let mut queues = self.queues();
         let id = StreamId(queues.next_id());
-        queues.streams.insert(id.0, HostStream::new(id, self.owner, &self.threads));
+        queues.streams.insert(id.0, HostStream::new(id, self.owner));
         Ok(id)
     }
 

@@ -15,7 +15,7 @@ use poorwill_core::{DriverError, DriverErrorKind, Op, Pending, StreamId};
 use crate::process::Owner;
 
 /// Of all host devices.
-pub(super) static THREADS: ThreadKind = ThreadKind::named("poorwill-host");
+static THREADS: ThreadKind = ThreadKind::named("poorwill-host");
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -53,9 +53,9 @@ struct StreamJobs {
 }
 
 impl HostStream {
-    pub(super) fn new(id: StreamId, owner: Owner, threads: &Arc<SharedThreads>) -> Self {
+    pub(super) fn new(id: StreamId, owner: Owner) -> Self {
         let (queue, unfinished) = Default::default();
-        Self { id, owner, threads: Arc::clone(threads), queue, unfinished }
+        Self { id, owner, threads: THREADS.share(), queue, unfinished }
     }
 
     pub(super) fn submit<T: Send + 'static>(
