@@ -14,22 +14,26 @@ use poorwill_testkit::watchdog::eventually;
 /// Mappings of device memory, open descriptors, and threads of this process. On the host device, since a GPU's driver
 /// has some of its own and keeps what it likes.
 fn system() -> [usize; 3] {
-    if DeviceKind::of_this_run() != DeviceKind::Host {
-        return [0; 3];
-    }
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    let entries = |folder| std::fs::read_dir(folder).unwrap().count();
-    [maps.matches("poorwill-host-device").count(), entries("/proc/self/fd"), entries("/proc/self/task")]
+    count(|_| true)
 }
 
 /// The same without the threads that all pools share. How many of them stay depends on how much work was under way at
 /// a time.
 fn system_of_cycles() -> [usize; 3] {
-    let [mappings, descriptors, threads] = system();
-    let tasks = std::fs::read_dir("/proc/self/task").unwrap().filter_map(Result::ok);
-    let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
-    let shared = names.filter(|name| ["poorwill-host", "poorwill-reaper"].contains(&name.trim())).count();
-    [mappings, descriptors, threads.saturating_sub(shared)]
+    count(|thread| !["poorwill-host", "poorwill-reaper"].contains(&thread))
+}
+
+fn count(is_counted: impl Fn(&str) -> bool) -> [usize; 3] {
+    if DeviceKind::of_this_run() != DeviceKind::Host {
+        return [0; 3];
+    }
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let entries = |folder| std::fs::read_dir(folder).unwrap().filter_map(Result::ok);
+    // One listing, so that no thread is missing in a second one.
+    let threads = entries("/proc/self/task");
+    let names = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok());
+    let threads = names.filter(|name| is_counted(name.trim())).count();
+    [maps.matches("poorwill-host-device").count(), entries("/proc/self/fd").count(), threads]
 }
 
 #[test]
