@@ -1,7 +1,7 @@
 //! Threads of one kind that their users in a process share: as many as there is work, and a few that wait for more.
 //!
 //! Work never waits for other work: where no thread waits, it gets a new one. When the last user leaves, all threads
-//! have ended. A forked child shares none of its parent's.
+//! have ended; if it leaves in its own work, they end by themselves. A forked child shares none of its parent's.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -141,12 +141,15 @@ impl Drop for SharedThreads {
         }
         let mut now = self.crew.lock();
         now.is_over = true;
-        let threads = mem::take(&mut now.threads).into_iter().chain(now.leaving.take());
+        let mut threads = mem::take(&mut now.threads);
+        threads.extend(now.leaving.take());
         drop(now);
         self.crew.changed.notify_all();
-        // The last user may be dropped by its own work; that thread ends by itself.
-        for thread in threads.filter(|thread| !is_this(thread)) {
-            let _ = thread.join().map_err(mem::forget);
+        // The last user may be dropped by its own work. Other work may wait for that, so it waits for none.
+        if !threads.iter().any(is_this) {
+            for thread in threads {
+                let _ = thread.join().map_err(mem::forget);
+            }
         }
     }
 }
@@ -206,8 +209,12 @@ mod tests {
     use std::sync::Barrier;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::mpsc;
+    use std::time::Duration;
 
     use super::*;
+
+    /// Far longer than any test takes.
+    const HANG: Duration = Duration::from_secs(240);
 
     static KIND: ThreadKind = ThreadKind::named("poorwill-test");
 
@@ -283,15 +290,21 @@ mod tests {
         let threads = KIND.share();
         let (crew, own) = (Arc::clone(&threads.crew), Arc::clone(&threads));
         let (tell, heard) = mpsc::channel();
+        let (left, has_left) = mpsc::channel();
+        let (end_other, ends) = mpsc::channel::<()>();
+        threads.start(move || ends.recv().unwrap_or_default()).unwrap();
         let last = threads
             .start(move || {
                 heard.recv().unwrap();
                 drop(own);
+                left.send(()).unwrap();
             })
             .unwrap();
         drop(threads);
         tell.send(()).unwrap();
+        has_left.recv_timeout(HANG).expect("it waits for work of others, which may wait for it");
         last.join();
+        drop(end_other);
         assert!(crew.lock().is_over);
         let again = KIND.share();
         assert!(!Arc::ptr_eq(&again.crew, &crew), "later users get others");
