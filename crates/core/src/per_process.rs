@@ -8,14 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Nested forks that each use their value, until one shares that of an ancestor.
-pub const FORKS: usize = 64;
+pub(crate) const FORKS: usize = 64;
 
 const NUMBER_BITS: u32 = 32;
 
 /// A value for each process.
-#[doc(hidden)]
 #[derive(Debug)]
-pub struct PerProcess<T> {
+pub(crate) struct PerProcess<T> {
     values: [T; FORKS],
     /// Upper bits: the id of the owning process. Lower bits: the index of its value.
     current: AtomicU64,
@@ -23,12 +22,12 @@ pub struct PerProcess<T> {
 
 impl<T> PerProcess<T> {
     /// One value for each fork.
-    pub const fn new(values: [T; FORKS]) -> Self {
+    pub(crate) const fn new(values: [T; FORKS]) -> Self {
         Self { values, current: AtomicU64::new(0) }
     }
 
     /// That of this process.
-    pub fn here(&self) -> &T {
+    pub(crate) fn here(&self) -> &T {
         self.of(process::id())
     }
 

@@ -216,8 +216,6 @@ mod tests {
     /// Far longer than any test takes.
     const HANG: Duration = Duration::from_secs(240);
 
-    static KIND: ThreadKind = ThreadKind::named("poorwill-test");
-
     /// Waits until so many threads wait for work.
     fn settle(threads: &SharedThreads, idle: usize) {
         while threads.crew.lock().idle != idle {
@@ -264,6 +262,7 @@ mod tests {
 
     #[test]
     fn joined_work_owns_nothing_any_more_even_after_a_panic() {
+        static KIND: ThreadKind = ThreadKind::named("poorwill-test");
         struct Owned(Arc<AtomicUsize>);
         impl Drop for Owned {
             fn drop(&mut self) {

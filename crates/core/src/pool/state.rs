@@ -389,10 +389,6 @@ impl PoolState {
         self.cached_max_bytes = cached_max_bytes;
     }
 
-    pub(super) fn has_mark(&self) -> bool {
-        self.cached_max_bytes.is_some()
-    }
-
     pub(super) fn above_mark_bytes(&self, counters: &Counters) -> u64 {
         self.cached_max_bytes.map_or(0, |mark| self.cached_bytes(counters).saturating_sub(mark))
     }

@@ -122,13 +122,7 @@ impl Shared {
 
     /// Returns whether more could follow later.
     pub(super) fn reclaim_above_mark(&self, memory: &mut PhysicalMemory) -> bool {
-        let excess_bytes = {
-            let state = self.lock_state();
-            if !state.has_mark() {
-                return false;
-            }
-            state.above_mark_bytes(memory.counters())
-        };
+        let excess_bytes = self.lock_state().above_mark_bytes(memory.counters());
         if excess_bytes > 0 {
             // What is refused stays, and is tried again.
             let _ = self.reclaim(memory, excess_bytes);
