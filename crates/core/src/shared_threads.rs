@@ -232,7 +232,10 @@ mod tests {
             let tasks: Vec<_> = (0..3 * IDLE_MAX)
                 .map(|_| {
                     let together = Arc::clone(&together);
-                    threads.start(move || _ = together.wait()).unwrap()
+                    let work = move || {
+                        together.wait();
+                    };
+                    threads.start(work).unwrap()
                 })
                 .collect();
             together.wait(); // Ends only if all are under way at once.
