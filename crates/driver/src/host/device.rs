@@ -18,7 +18,7 @@ use poorwill_core::{
 use super::file::DeviceFile;
 use super::hibernation::{DeviceCall, HostProcess, HostProcessMemory, StepFailure};
 use super::state::{HostState, Span};
-use super::stream::{HostEvent, HostStream, system};
+use super::stream::{HostEvent, HostStream, Refused, system};
 use crate::copy_ranges;
 use crate::host_memory::{
     BufferMade, BufferPin, HostArena, HostMemoryConfig, HostMemoryDetails, Options, Plain,
@@ -306,7 +306,7 @@ impl HostDevice {
             drop(flight);
             result
         });
-        Ok(queued?)
+        queued.map_err(Refused::into_error)
     }
 }
 
@@ -513,9 +513,8 @@ impl Driver for HostDevice {
         let queued = queues.stream(Op::StreamWaitEvent, stream)?.submit(Op::StreamWaitEvent, move || {
             event.wait();
             Ok(())
-        })?;
-        drop(queued);
-        Ok(())
+        });
+        queued.map(drop).map_err(Refused::into_error)
     }
 
     fn event_record(&self, stream: StreamId) -> Result<EventId> {
@@ -530,8 +529,8 @@ impl Driver for HostDevice {
             let queued = on.submit(Op::EventRecord, move || {
                 passing.pass();
                 Ok(())
-            })?;
-            drop(queued);
+            });
+            queued.map(drop).map_err(Refused::into_error)?;
         }
         let id = queues.next_id();
         queues.events.insert(id, event);
@@ -628,7 +627,7 @@ impl Driver for HostDevice {
             work();
             Ok(())
         });
-        Ok(queued?)
+        queued.map_err(Refused::into_error)
     }
 
     fn memory_info(&self) -> Result<MemoryInfo> {

@@ -26,9 +26,9 @@ pub(super) struct Refused {
     _job: Job,
 }
 
-impl From<Refused> for DriverError {
-    fn from(refused: Refused) -> Self {
-        refused.error
+impl Refused {
+    pub(super) fn into_error(self) -> DriverError {
+        self.error
     }
 }
 
@@ -97,7 +97,7 @@ impl HostStream {
     /// All that was queued before, and what it drops. A stream without jobs needs no thread for it.
     pub(super) fn drain(&self, op: Op) -> Result<Pending<()>, DriverError> {
         if self.queue.lock().is_running {
-            return Ok(self.submit(op, || Ok(()))?);
+            return self.submit(op, || Ok(())).map_err(Refused::into_error);
         }
         let owner = self.owner;
         Ok(Pending::new(move || owner.check(op)))
