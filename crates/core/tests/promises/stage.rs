@@ -79,10 +79,10 @@ fn a_staged_sleep_holds_all_its_memory_until_it_is_committed() {
 #[test]
 fn a_sleep_counts_no_memory_that_a_trim_gave_back_meanwhile() {
     watched(|| {
-        let device = TestDevice::open(512);
+        let device = TestDevice::open(2048);
         let tenant = Tenant::new(&Arc::new(Pool::new(device.driver(), PoolConfig::default()).unwrap()), 7);
-        // The pool keeps a granule ahead where it holds more than 256.
-        for (bytes, tag) in [(300 * tenant.granule(), Tag::weights()), (700, Tag::new("lora").unwrap())] {
+        // The pool keeps a granule ahead where it holds more than 1024.
+        for (bytes, tag) in [(1100 * tenant.granule(), Tag::weights()), (700, Tag::new("lora").unwrap())] {
             tenant.pool.alloc(&AllocRequest::new(bytes, tag)).unwrap();
         }
         let staged = stage_sleep(&tenant, &local()).unwrap();

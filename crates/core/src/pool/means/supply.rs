@@ -4,7 +4,7 @@
 //! that are not held ([`crate::pool::operations::hold_guard`]). A need takes spare memory of its size, then reclaimable chunks of its
 //! size; the rest is created.
 //!
-//! Free memory may have the wrong size. The pool keeps up to 1/256 more than its peak use. Above that, or at the
+//! Free memory may have the wrong size. The pool keeps up to 1/1024 more than its peak use. Above that, or at the
 //! limit, it releases free memory for every byte it creates. Releasing and creating a large chunk costs less than moving
 //! many small ones.
 
@@ -14,7 +14,7 @@ use crate::pool::parts::physical::PhysicalMemory;
 use crate::pool::state::PoolState;
 use crate::pool::tools::mapping::Mapping;
 
-const SPARE_PART: u64 = 256;
+const SPARE_PART: u64 = 1024;
 
 #[derive(Debug, Default)]
 pub(in crate::pool) struct Supply {
