@@ -104,7 +104,7 @@ impl Heap {
         largest_bytes > self.shape.granule_bytes && self.shape.is_large(bytes)
     }
 
-    /// In one of the first large blocks that fit, from one of its chunks on, if it lacks nothing; else what an earlier
+    /// In one of the first large blocks that fit, from one of its chunks on, if it lacks nothing. Else what an earlier
     /// block of this size has left in granules.
     fn ready_large_candidate(&self, tag: TagKey, list: ListKey, bytes: u64) -> Option<Candidate> {
         let chunks_bytes = self.chunks_bytes(bytes);
