@@ -159,10 +159,6 @@ impl Arena {
         self.entry.get()?.opened()
     }
 
-    pub(crate) fn is_open(&self) -> PyResult<bool> {
-        Ok(self.entry.get()?.is_open())
-    }
-
     pub(crate) fn with<T: Send>(
         &self,
         py: Python<'_>,
