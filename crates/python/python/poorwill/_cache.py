@@ -1,8 +1,8 @@
 """How a `cache_limit` is divided: an arena and PyTorch above it each keep freed memory mapped."""
 
 STEP_BYTES = 32 << 20
-"""Growth of PyTorch's cache before a generation is retired. Larger freed parts are released whole. Smaller ones
-can be carved where they lie in segments that several tensors share.
+"""Growth of PyTorch's cache before a generation is retired. Larger freed parts are released whole.
+Smaller ones can be carved where they lie in segments that several tensors share.
 """
 
 _CACHED_STEPS = 3

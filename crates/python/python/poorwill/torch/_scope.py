@@ -3,7 +3,6 @@
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
