@@ -15,27 +15,11 @@ import time
 from collections.abc import Callable, Iterator
 from uuid import UUID
 
+from cuda_driver import Access, Prop, declare
+
 GRANULE, SPAN = 2 << 20, 1 << 30
 # CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED.
 RDMA_WITH_VIRTUAL_MEMORY = 110
-
-
-class Location(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
-
-
-class Prop(ctypes.Structure):
-    _fields_ = [
-        ("type", ctypes.c_int),
-        ("handles", ctypes.c_int),
-        ("location", Location),
-        ("win32", ctypes.c_void_p),
-        ("flags", ctypes.c_ubyte * 8),
-    ]
-
-
-class Access(ctypes.Structure):
-    _fields_ = [("location", Location), ("flags", ctypes.c_int)]
 
 
 class Process(ctypes.Structure):
@@ -78,23 +62,14 @@ class DriverCalls:
 
     def __init__(self, segments: list[tuple[int, list[tuple[int, int]]]]):
         self._cuda = ctypes.CDLL("libcuda.so.1")
-        u64, size, pointer = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p
-        for name, arguments in {
-            "cuMemCreate": [pointer, size, pointer, u64],
-            "cuMemAddressReserve": [pointer, size, size, u64, u64],
-            "cuMemMap": [u64, size, size, u64, u64],
-            "cuMemSetAccess": [u64, size, pointer, size],
-            "cuMemUnmap": [u64, size],
-            "cuMemRelease": [u64],
-        }.items():
-            getattr(self._cuda, name).argtypes = arguments
+        declare(self._cuda)
         self._prop, self._access, self._created = Prop(), Access(), []
         self._prop.type = self._prop.location.type = self._access.location.type = 1
         self._access.flags = 3
         self._prop.flags[1] = self._opens_to_network_cards()
         self._ranges = []
         for reserved_bytes, of_segment in segments:
-            base = u64()
+            base = ctypes.c_uint64()
             self._call("cuMemAddressReserve", ctypes.byref(base), reserved_bytes, GRANULE, 0, 0)
             self._ranges += [(base.value + offset, length) for offset, length in of_segment]
 

@@ -11,6 +11,7 @@ import json
 import time
 
 import torch
+from cuda_driver import Access, Prop, declare
 
 GIB, MIB = 1 << 30, 1 << 20
 POPULATE_WRITE, HUGEPAGE = 23, 14  # madvise advice
@@ -27,38 +28,14 @@ libc.mmap.argtypes = [
 libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 cuda = ctypes.CDLL("libcuda.so.1")
-u64, size_t, pointer = ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p
+declare(cuda)
+size_t, pointer = ctypes.c_size_t, ctypes.c_void_p
 for name, arguments in {
     "cuMemHostRegister_v2": [pointer, size_t, ctypes.c_uint],
     "cuMemHostUnregister": [pointer],
     "cuCtxSetCurrent": [pointer],
-    "cuMemCreate": [pointer, size_t, pointer, u64],
-    "cuMemAddressReserve": [pointer, size_t, size_t, u64, u64],
-    "cuMemAddressFree": [u64, size_t],
-    "cuMemMap": [u64, size_t, size_t, u64, u64],
-    "cuMemSetAccess": [u64, size_t, pointer, size_t],
-    "cuMemUnmap": [u64, size_t],
-    "cuMemRelease": [u64],
 }.items():
     getattr(cuda, name).argtypes = arguments
-
-
-class Location(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
-
-
-class Prop(ctypes.Structure):
-    _fields_ = [
-        ("type", ctypes.c_int),
-        ("handles", ctypes.c_int),
-        ("location", Location),
-        ("win32", ctypes.c_void_p),
-        ("flags", ctypes.c_ubyte * 8),
-    ]
-
-
-class Access(ctypes.Structure):
-    _fields_ = [("location", Location), ("flags", ctypes.c_int)]
 
 
 def report(what: str, **figures):
@@ -141,7 +118,7 @@ def virtual_memory():
         (GIB, 32 * GIB),
         (4 * GIB, 64 * GIB),
     ]:
-        count, base, handles, codes, took = total // chunk, u64(), [], set(), {}
+        count, base, handles, codes, took = total // chunk, ctypes.c_uint64(), [], set(), {}
 
         def step(name, action):
             begin = time.perf_counter()
@@ -150,7 +127,7 @@ def virtual_memory():
 
         def create():
             for _ in range(count):
-                handle = u64()
+                handle = ctypes.c_uint64()
                 codes.add(cuda.cuMemCreate(ctypes.byref(handle), chunk, ctypes.byref(prop), 0))
                 handles.append(handle.value)
 
