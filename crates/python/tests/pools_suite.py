@@ -124,6 +124,7 @@ def churn(arena: poorwill.Arena, rng: random.Random, most_bytes: int) -> int:
 
 @pytest.mark.parametrize("limit_mib", [128, 200, 700])
 def test_a_cache_limit_bounds_what_stays_mapped(limit_mib: int) -> None:
+    unbounded = []
     for seed in cases(10):
         limit_bytes = limit_mib * MIB
         # Chunks that are partly live stay.
@@ -133,7 +134,9 @@ def test_a_cache_limit_bounds_what_stays_mapped(limit_mib: int) -> None:
                     torch.cuda.current_blas_handle()
                     peak_bytes = churn(arena, random.Random(seed), most_bytes)
                 torch.cuda.synchronize()
-            assert limit is not None or peak_bytes > 732 * MIB, (seed, peak_bytes)
+            if limit is None:
+                unbounded.append(peak_bytes)
+    assert max(unbounded) > limit_mib * MIB + 32 * MIB, "the bound says nothing"
 
 
 @pytest.mark.parametrize("limit", [0, "127MiB"])
