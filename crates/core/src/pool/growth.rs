@@ -28,6 +28,7 @@ impl Model {
             granule_bytes: GRANULE,
             chunk_bytes: 4 * GRANULE,
             span_bytes: 4 * GRANULE,
+            loading_bytes: 4 * GRANULE,
             segment_bytes: SEGMENT,
             total_bytes: u64::MAX,
             limit_bytes: None,

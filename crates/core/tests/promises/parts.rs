@@ -12,6 +12,7 @@ use poorwill_testkit::device::{DeviceKind, TestDevice, skipped_unless};
 use poorwill_testkit::latch::{self, Latch};
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
+use poorwill_testkit::watchdog::eventually;
 
 const SEED: u64 = 7;
 
@@ -154,6 +155,27 @@ fn a_chunk_leaves_when_nothing_of_it_is_live() {
     assert_eq!(held(), 0);
     assert_eq!(pool.stats().unwrap().reserved_bytes, 0);
     pool.close().unwrap();
+}
+
+#[test]
+fn beside_a_bound_of_cached_memory_a_freed_part_keeps_less_than_two_chunks() {
+    for bound_granules in [None, Some(0), Some(4)] {
+        let device = TestDevice::open(64);
+        let granule = device.info().granule_bytes;
+        let config = PoolConfig::default().in_chunks_of(4).in_spans_of(64).in_segments_of(8);
+        let bounded = config.caching_at_most(bound_granules.map(|granules| granules * granule));
+        let pool = Pool::new(device.driver(), bounded).unwrap();
+        let block = loaded(&pool, 16 * granule);
+        let rest = pool.free_part(block.id, part(&block, 2 * granule, 14 * granule)).unwrap();
+        let mapped_bytes = || pool.stats().unwrap().mapped_bytes;
+        if bound_granules == Some(4) {
+            eventually("all but its bound leaves", || mapped_bytes() <= (4 + 2 * 4) * granule);
+        } else {
+            assert_eq!(mapped_bytes(), 16 * granule, "one mapping, whose ends are live");
+        }
+        assert_reads(&pool, &block, &rest);
+        pool.close().unwrap();
+    }
 }
 
 #[test]

@@ -72,6 +72,7 @@ mod tests {
         granule_bytes: 8,
         chunk_bytes: 8,
         span_bytes: 8,
+        loading_bytes: 8,
         segment_bytes: 64,
         total_bytes: 1 << 20,
         limit_bytes: None,

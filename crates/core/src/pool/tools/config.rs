@@ -37,7 +37,8 @@ pub struct PoolConfig {
     pub span_granules: u64,
     /// Granules of address space by which the pool grows for smaller blocks.
     pub segment_granules: u64,
-    /// Cached bytes above which free memory is released in the background. `None`: it stays until needed or
+    /// Cached bytes above which free memory is released in the background. A bound above zero makes mappings
+    /// chunks at most, but for blocks that sleeps drop or that have slept. `None`: it stays until needed or
     /// trimmed. See [`Pool::set_cached_max_bytes`](crate::Pool::set_cached_max_bytes).
     pub cached_max_bytes: Option<u64>,
     /// Whether backups stay in host memory after a wake, so that the next sleep copies only changes.

@@ -15,6 +15,8 @@ pub(in crate::pool) struct Shape {
     pub(in crate::pool) chunk_bytes: u64,
     /// The largest chunk; `chunk_bytes` where larger ones are off.
     pub(in crate::pool) span_bytes: u64,
+    /// The largest chunk of a block that was never asleep.
+    pub(in crate::pool) loading_bytes: u64,
     pub(in crate::pool) segment_bytes: u64,
     pub(in crate::pool) total_bytes: u64,
     pub(in crate::pool) limit_bytes: Option<u64>,
@@ -24,10 +26,18 @@ pub(in crate::pool) struct Shape {
 impl Shape {
     pub(in crate::pool) fn new(config: &PoolConfig, info: &DeviceInfo) -> Self {
         let chunk_bytes = info.granule_bytes * config.chunk_granules;
+        let span_bytes = chunk_bytes * config.chunks_of_span();
+        // What freed parts keep of a chunk is beside the bound.
+        let is_bounded = config.cached_max_bytes.is_some_and(|bytes| bytes > 0);
         Self {
             granule_bytes: info.granule_bytes,
             chunk_bytes,
-            span_bytes: chunk_bytes * config.chunks_of_span(),
+            span_bytes,
+            loading_bytes: if is_bounded {
+                chunk_bytes
+            } else {
+                (span_bytes / LOADING_PART).max(chunk_bytes)
+            },
             segment_bytes: info.granule_bytes * config.segment_granules,
             total_bytes: match info.total_bytes {
                 // Unknown: the device refuses then.
@@ -92,6 +102,6 @@ impl Shape {
     /// The largest chunk of a new block. A block that may leave before it was asleep has smaller ones: more of them
     /// serve the next block where they are.
     pub(in crate::pool) fn largest_chunk(&self, is_discardable: bool) -> u64 {
-        if is_discardable { self.span_bytes } else { (self.span_bytes / LOADING_PART).max(self.chunk_bytes) }
+        if is_discardable { self.span_bytes } else { self.loading_bytes }
     }
 }

@@ -196,6 +196,7 @@ mod tests {
                 granule_bytes: GRANULE,
                 chunk_bytes: CHUNK,
                 span_bytes: CHUNK,
+                loading_bytes: CHUNK,
                 segment_bytes: 2 * CHUNK,
                 total_bytes: u64::MAX,
                 limit_bytes: None,
