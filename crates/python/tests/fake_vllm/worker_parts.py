@@ -62,6 +62,8 @@ class Model:
         for number, nbytes in enumerate(shape.weights):
             transient = torch.empty(shape.transient, dtype=torch.uint8, device=device)
             self._parameters[f"layers.{number}.weight"] = filled(nbytes, number, device)
+            # Until then work that is queued keeps what is freed.
+            torch.cuda.synchronize()
             del transient
         for number, tensor in enumerate(outside):
             self._parameters[f"outside.{number}.weight"] = tensor
