@@ -2,13 +2,14 @@
 
 use super::parts::physical::Counters;
 use super::state::PoolState;
+use super::tools::config::PoolConfig;
 use super::tools::handle::{AllocRequest, BlockId};
 use super::tools::keys::TagKey;
 use super::tools::mapping::Backing;
 use super::tools::shape::Shape;
 use super::tools::units::UNIT_BYTES;
 use super::tools::visits;
-use crate::driver::{BackingId, DeviceRange};
+use crate::driver::{BackingId, DeviceInfo, DeviceRange};
 use crate::tag::Tag;
 
 const GRANULE: u64 = 64 << 10;
@@ -24,16 +25,8 @@ struct Model {
 impl Model {
     /// With so many small blocks, each tag in turn getting one.
     fn new(tags: usize, blocks: usize) -> Self {
-        let shape = Shape {
-            granule_bytes: GRANULE,
-            chunk_bytes: 4 * GRANULE,
-            span_bytes: 4 * GRANULE,
-            loading_bytes: 4 * GRANULE,
-            segment_bytes: SEGMENT,
-            total_bytes: u64::MAX,
-            limit_bytes: None,
-            keep_backups: true,
-        };
+        let config = PoolConfig::default().in_chunks_of(4).in_spans_of(4).in_segments_of(SEGMENT / GRANULE);
+        let shape = Shape::new(&config, &DeviceInfo::new("test", "test", GRANULE, u64::MAX));
         let (state, tags, made) = (PoolState::new(shape, 1, None), 0..tags, Vec::new());
         let mut model = Self { state, tags: Vec::new(), blocks: made, next_addr: SEGMENT };
         let tags: Vec<Tag> = tags.map(|nth| Tag::new(&format!("lora-{nth:05}")).unwrap()).collect();

@@ -174,7 +174,7 @@ impl Pool {
         }
     }
 
-    /// Changes [`PoolConfig::cached_max_bytes`]; excess is released in the background.
+    /// Changes [`PoolConfig::cached_max_bytes`], but not how blocks are mapped; excess is released in the background.
     pub fn set_cached_max_bytes(&self, cached_max_bytes: Option<u64>) -> Result<()> {
         let mut state = self.shared.open_state()?;
         state.set_cached_max_bytes(cached_max_bytes);

@@ -67,19 +67,15 @@ impl ByteRanges {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const SHAPE: Shape = Shape {
-        granule_bytes: 8,
-        chunk_bytes: 8,
-        span_bytes: 8,
-        loading_bytes: 8,
-        segment_bytes: 64,
-        total_bytes: 1 << 20,
-        limit_bytes: None,
-        keep_backups: true,
-    };
+    use crate::driver::DeviceInfo;
+    use crate::pool::tools::config::PoolConfig;
 
     const WITHIN: DeviceRange = DeviceRange::new(64, 64);
+
+    /// With granules of 8 bytes.
+    fn shape() -> Shape {
+        Shape::new(&PoolConfig::default(), &DeviceInfo::new("test", "test", 8, 1 << 20))
+    }
 
     fn named(ranges: &[(u64, u64)]) -> ByteRanges {
         let ranges: Vec<DeviceRange> =
@@ -88,11 +84,11 @@ mod tests {
     }
 
     fn granules<const N: usize>(ranges: &[(u64, u64)], expected: [usize; N]) {
-        assert_eq!(named(ranges).whole_granules(WITHIN, &SHAPE), expected, "{ranges:?}");
+        assert_eq!(named(ranges).whole_granules(WITHIN, &shape()), expected, "{ranges:?}");
     }
 
     fn touched<const N: usize>(ranges: &[(u64, u64)], expected: [usize; N]) {
-        assert_eq!(named(ranges).touched_granules(WITHIN, &SHAPE), expected, "{ranges:?}");
+        assert_eq!(named(ranges).touched_granules(WITHIN, &shape()), expected, "{ranges:?}");
     }
 
     #[test]

@@ -31,15 +31,15 @@ pub struct PoolConfig {
     ///
     /// Mappings cost driver calls at every sleep and wake. Blocks that every sleep drops
     /// ([`TagPolicy::is_discardable`](crate::tag::TagPolicy::is_discardable)) or that a wake brings back get the
-    /// fewest; others get mappings of at most a quarter of it. A mapping goes back whole, once all of its block is
-    /// freed, or at the next wake. Where freed parts keep too much so, new blocks get smaller ones. At least a
-    /// chunk; with chunks of one granule, all mappings are granules.
+    /// fewest. Others get mappings of at most a quarter of it, or of a chunk where `cached_max_bytes` says so. A mapping
+    /// goes back whole, once all of its block is freed, or at the next wake. Where freed parts keep too much so, new
+    /// blocks get smaller ones. At least a chunk; with chunks of one granule, all mappings are granules.
     pub span_granules: u64,
     /// Granules of address space by which the pool grows for smaller blocks.
     pub segment_granules: u64,
-    /// Cached bytes above which free memory is released in the background. A bound above zero makes mappings
-    /// chunks at most, but for blocks that sleeps drop or that have slept. `None`: it stays until needed or
-    /// trimmed. See [`Pool::set_cached_max_bytes`](crate::Pool::set_cached_max_bytes).
+    /// Cached bytes above which free memory is released in the background. `None`: it stays until needed or trimmed.
+    /// A bound above zero, when the pool is opened, makes the mappings of loading smaller (`span_granules`): what freed
+    /// parts keep of one comes on top. See [`Pool::set_cached_max_bytes`](crate::Pool::set_cached_max_bytes).
     pub cached_max_bytes: Option<u64>,
     /// Whether backups stay in host memory after a wake, so that the next sleep copies only changes.
     /// [`Pool::drop_backups`](crate::Pool::drop_backups) and a lack of host memory drop them. `None`: unless the device

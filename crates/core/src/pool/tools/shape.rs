@@ -16,7 +16,7 @@ pub(in crate::pool) struct Shape {
     /// The largest chunk; `chunk_bytes` where larger ones are off.
     pub(in crate::pool) span_bytes: u64,
     /// The largest chunk of a block that was never asleep.
-    pub(in crate::pool) loading_bytes: u64,
+    loading_bytes: u64,
     pub(in crate::pool) segment_bytes: u64,
     pub(in crate::pool) total_bytes: u64,
     pub(in crate::pool) limit_bytes: Option<u64>,

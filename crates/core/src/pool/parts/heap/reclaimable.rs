@@ -175,7 +175,8 @@ mod tests {
 
     use super::super::blocks::HeapBlockKind;
     use super::*;
-    use crate::driver::{DeviceRange, EventId, StreamId};
+    use crate::driver::{DeviceInfo, DeviceRange, EventId, StreamId};
+    use crate::pool::tools::config::PoolConfig;
     use crate::pool::tools::handle::BlockId;
     use crate::pool::tools::shape::Shape;
     use crate::pool::tools::units::UNIT_BYTES;
@@ -192,16 +193,8 @@ mod tests {
 
     impl Model {
         fn new(tags: usize) -> Self {
-            let shape = Shape {
-                granule_bytes: GRANULE,
-                chunk_bytes: CHUNK,
-                span_bytes: CHUNK,
-                loading_bytes: CHUNK,
-                segment_bytes: 2 * CHUNK,
-                total_bytes: u64::MAX,
-                limit_bytes: None,
-                keep_backups: false,
-            };
+            let config = PoolConfig::default().in_chunks_of(4).in_spans_of(4).in_segments_of(8);
+            let shape = Shape::new(&config, &DeviceInfo::new("test", "test", GRANULE, u64::MAX));
             let (mut heap, mut keys) = (Heap::new(shape, 1), SlotMap::<TagKey, ()>::with_key());
             let tags: Vec<TagKey> = (0..tags).map(|_| keys.insert(())).collect();
             tags.iter().for_each(|tag| heap.add_tag(*tag));
