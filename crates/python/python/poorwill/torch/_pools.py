@@ -30,8 +30,8 @@ class Pool(contextlib.ContextDecorator):
     operations, one that runs out of memory is not retried.
 
     After a check, and once queued work is complete, the arena's `cache_limit` bounds what is mapped besides
-    live tensors. What lies between live ones, in mappings or segments, may exceed it. Mappings have 32 MiB, in
-    tags that sleeps drop or that have slept up to 1 GiB.
+    live tensors. What lies between live ones, in mappings or segments, may exceed it. Mappings have 32 MiB,
+    in tags that sleeps drop or that have slept up to 1 GiB.
     Each further thread in a pool adds 96 MiB, or three sixteenths of the limit if that is more.
 
     Raises PoorwillError for an arena without a GPU or a PyTorch without one. Raises UnsupportedTorchError
