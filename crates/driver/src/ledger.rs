@@ -112,6 +112,11 @@ impl<R, B> Ledger<R, B> {
         BackingId(id)
     }
 
+    /// One that is not released.
+    pub(crate) fn backing(&self, id: BackingId) -> Result<&B> {
+        self.live_backing(id).map(|backing| &backing.machine)
+    }
+
     /// All that exist.
     pub(crate) fn backings(&self) -> impl Iterator<Item = &B> {
         self.backings.values().map(|backing| &backing.machine)

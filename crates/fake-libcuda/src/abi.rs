@@ -4,6 +4,7 @@
 //! entry that takes an [`Out`] only with a pointer from C, which the C caller vouches for.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr;
 
 use poorwill_core::{DriverError, DriverErrorKind};
@@ -274,6 +275,18 @@ pub(crate) struct HostPointer(*mut c_void);
 impl HostPointer {
     pub(crate) fn addr(&self) -> usize {
         self.0.expose_provenance()
+    }
+}
+
+/// A file descriptor as the bits of a pointer.
+#[repr(transparent)]
+pub(crate) struct Descriptor(*mut c_void);
+
+impl Descriptor {
+    pub(crate) fn get(&self) -> CallResult<BorrowedFd<'_>> {
+        let descriptor = RawFd::try_from(self.0.addr()).map_err(|_| Code::INVALID_VALUE)?;
+        // SAFETY: F1, the caller's descriptor, open during the call; one that is not is an error of the system's.
+        Ok(unsafe { BorrowedFd::borrow_raw(descriptor) })
     }
 }
 

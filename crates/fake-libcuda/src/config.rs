@@ -46,7 +46,11 @@ pub(crate) type IsSymbol = fn(&str) -> bool;
 
 impl Config {
     pub(crate) fn from_environment(is_symbol: IsSymbol) -> Result<Self, String> {
-        let devices = list("POORWILL_FAKE_CUDA_DEVICES", DEVICES, device)?;
+        let mut devices = list("POORWILL_FAKE_CUDA_DEVICES", DEVICES, device)?;
+        if let Some(folder) = env::var_os("POORWILL_FAKE_CUDA_SHARED").map(PathBuf::from) {
+            let numbered = devices.iter_mut().enumerate();
+            numbered.for_each(|(nth, device)| device.shared_in = Some(folder.join(nth.to_string())));
+        }
         Ok(Self {
             simulations: simulations(&list(SIMULATE, "", setting)?, devices.len())?,
             devices,

@@ -3,6 +3,7 @@
 //! The host device checks most calls; this module adds CUDA's rules.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use poorwill_core::{BackingId, DeviceRange, Driver};
 
@@ -72,6 +73,8 @@ const PORTABLE: u32 = 1;
 /// `CU_MEMHOSTREGISTER_DEVICEMAP`.
 const MAPPED: u32 = 2;
 
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+const FILE_DESCRIPTOR: i32 = 1;
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`.
 const PINNED: i32 = 1;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
@@ -90,7 +93,9 @@ fn located<'w>(devices: &'w [Device], location: &Location) -> CallResult<&'w Dev
 
 pub(crate) fn device_of<'w>(devices: &'w [Device], prop: &AllocationProp) -> CallResult<&'w Device> {
     ensure(prop.kind == PINNED)?;
-    ensure(prop.requested_handle_types == 0 && prop.win32_handle_meta_data.is_null())?;
+    ensure(
+        matches!(prop.requested_handle_types, 0 | FILE_DESCRIPTOR) && prop.win32_handle_meta_data.is_null(),
+    )?;
     ensure(prop.compression_type == 0 && prop.gpu_direct_rdma_capable <= 1)?;
     ensure(prop.usage == 0 && prop.reserved == [0; 4])?;
     located(devices, &prop.location)
@@ -147,11 +152,41 @@ impl Memory {
         if bytes > device.simulation.available_bytes(device.memory()?) {
             return Err(Code::OUT_OF_MEMORY);
         }
-        let id = device.host.create(bytes)?;
+        let is_shared = prop.requested_handle_types == FILE_DESCRIPTOR;
+        let id = if is_shared { device.host.create_shared(bytes) } else { device.host.create(bytes) }?;
+        Ok(self.created(device, id))
+    }
+
+    fn created(&mut self, device: &Device, id: BackingId) -> Handle {
         let handle = new_handle(HandleKind::Backing);
         let backing = Backing { device: device.ordinal, id, mappings: 0, released: false };
         self.backings.insert(handle, backing);
-        Ok(handle)
+        handle
+    }
+
+    pub(crate) fn export(
+        &mut self,
+        devices: &[Device],
+        handle: Handle,
+        kind: i32,
+        flags: u64,
+    ) -> CallResult<OwnedFd> {
+        ensure(kind == FILE_DESCRIPTOR && flags == 0)?;
+        let backing = live(&mut self.backings, handle)?;
+        Ok(devices[backing.device].host.export(backing.id)?)
+    }
+
+    pub(crate) fn import(
+        &mut self,
+        device: &Device,
+        memory: BorrowedFd<'_>,
+        kind: i32,
+    ) -> CallResult<Handle> {
+        ensure(kind == FILE_DESCRIPTOR)?;
+        let found = rustix::fs::fstat(memory).map_err(|_| Code::INVALID_VALUE)?;
+        let bytes = u64::try_from(found.st_size).map_err(|_| Code::INVALID_VALUE)?;
+        let id = device.host.import(memory, bytes)?;
+        Ok(self.created(device, id))
     }
 
     pub(crate) fn release(&mut self, devices: &[Device], handle: Handle) -> CallResult {

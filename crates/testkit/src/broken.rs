@@ -5,6 +5,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use poorwill_core::digest::Digest;
@@ -111,6 +112,9 @@ impl Driver for BrokenDriver {
 
     forward! {
         Capturing: capturing() -> Option<StreamId>;
+        Create: create_shared(bytes: u64) -> BackingId;
+        Export: export(backing: BackingId) -> OwnedFd;
+        Import: import(memory: BorrowedFd<'_>, bytes: u64) -> BackingId;
         CopyToHost: copy_to_host(stream: StreamId, dst: HostBuffer, parts: &[CopyPart]) -> Pending<HostBuffer>;
         Zero: zero(stream: StreamId, range: DeviceRange) -> Pending<()>;
         Digest: digest(stream: StreamId, ranges: &[DeviceRange]) -> Pending<Vec<Digest>>;

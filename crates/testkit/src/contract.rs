@@ -8,6 +8,7 @@ mod captures;
 mod codes;
 mod kernel_copies;
 mod saves;
+mod shared;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,6 +30,10 @@ pub use kernel_copies::{
 pub use saves::{
     digests_are_in_the_order_of_their_ranges, saves_check_their_ranges, saves_digest_what_they_store,
     saves_keep_the_order_of_their_stream,
+};
+
+pub use shared::{
+    shared_memory_is_seen_by_both, shared_memory_keeps_its_bytes, what_is_no_shared_memory_is_refused,
 };
 
 use crate::latch::Latch;
@@ -55,6 +60,7 @@ macro_rules! driver_contract {
             copies_by_kernel_check_their_ranges, has_ended_reports_completion,
             codes_are_those_of_the_codec, codes_that_do_not_fit_are_left_out, decoding_brings_every_byte_back,
             spoiled_codes_decode_to_something, codes_keep_the_order_of_their_stream, codes_check_their_ranges,
+            shared_memory_keeps_its_bytes, shared_memory_is_seen_by_both, what_is_no_shared_memory_is_refused,
             host_memory_is_exact, threads_may_call_anything, rounds_leave_nothing);
     };
     ($open:expr; $($rule:ident),+) => {

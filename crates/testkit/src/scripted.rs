@@ -6,6 +6,7 @@
 //! memory.
 
 use std::fmt;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -188,6 +189,8 @@ impl Driver for ScriptedDriver {
 
     forward! {
         MemoryInfo: memory_info() -> MemoryInfo;
+        Export: export(backing: BackingId) -> OwnedFd;
+        Import: import(memory: BorrowedFd<'_>, bytes: u64) -> BackingId;
         Release: release(backing: BackingId) -> ();
         Map: map(range: DeviceRange, backing: BackingId) -> ();
         SetAccess: set_access(range: DeviceRange) -> ();
@@ -205,6 +208,11 @@ impl Driver for ScriptedDriver {
     fn create(&self, bytes: u64) -> Result<BackingId> {
         self.before_sized(Op::Create, bytes)?;
         self.inner.create(bytes)
+    }
+
+    fn create_shared(&self, bytes: u64) -> Result<BackingId> {
+        self.before_sized(Op::Create, bytes)?;
+        self.inner.create_shared(bytes)
     }
 
     fn host_alloc(&self, bytes: u64) -> Result<HostBuffer> {

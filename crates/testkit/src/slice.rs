@@ -5,6 +5,7 @@
 //! processes use. All else is the larger device's.
 
 use std::collections::{BTreeMap, HashMap};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -93,6 +94,19 @@ impl Slice {
         Ok(self.ledger.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    fn create_by(&self, bytes: u64, create: impl FnOnce() -> Result<BackingId>) -> Result<BackingId> {
+        let mut ledger = self.ledger(Op::Create)?;
+        let free_bytes = self.info.total_bytes.saturating_sub(self.held_bytes());
+        if bytes > free_bytes && bytes.is_multiple_of(self.info.granule_bytes) {
+            let full = DriverErrorKind::OutOfMemory { asked_bytes: bytes, free_bytes };
+            return Err(DriverError::new(Op::Create, full));
+        }
+        let id = create()?;
+        ledger.backings.insert(id, Backing { bytes, mappings: 0, released: false });
+        self.held_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Ok(id)
+    }
+
     fn remove_if_unused(&self, ledger: &mut Ledger, id: BackingId) {
         let gone = ledger.backings.get(&id).filter(|backing| backing.released && backing.mappings == 0);
         if let Some(bytes) = gone.map(|backing| backing.bytes) {
@@ -137,17 +151,25 @@ impl Driver for Slice {
         self.check(Op::MemoryInfo)?;
         let (total_bytes, used_bytes) = (self.info.total_bytes, self.held_bytes());
         let process = Some(ProcessMemory::new(used_bytes, 0));
-        Ok(MemoryInfo::new(total_bytes, total_bytes - used_bytes).of_process(process))
+        Ok(MemoryInfo::new(total_bytes, total_bytes.saturating_sub(used_bytes)).of_process(process))
     }
 
     fn create(&self, bytes: u64) -> Result<BackingId> {
-        let mut ledger = self.ledger(Op::Create)?;
-        let free_bytes = self.info.total_bytes - self.held_bytes();
-        if bytes > free_bytes && bytes.is_multiple_of(self.info.granule_bytes) {
-            let full = DriverErrorKind::OutOfMemory { asked_bytes: bytes, free_bytes };
-            return Err(DriverError::new(Op::Create, full));
-        }
-        let id = self.inner.create(bytes)?;
+        self.create_by(bytes, || self.inner.create(bytes))
+    }
+
+    fn create_shared(&self, bytes: u64) -> Result<BackingId> {
+        self.create_by(bytes, || self.inner.create_shared(bytes))
+    }
+
+    fn export(&self, backing: BackingId) -> Result<OwnedFd> {
+        self.ledger(Op::Export)?.live(Op::Export, backing)?;
+        self.inner.export(backing)
+    }
+
+    fn import(&self, memory: BorrowedFd<'_>, bytes: u64) -> Result<BackingId> {
+        let mut ledger = self.ledger(Op::Import)?;
+        let id = self.inner.import(memory, bytes)?;
         ledger.backings.insert(id, Backing { bytes, mappings: 0, released: false });
         self.held_bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(id)

@@ -38,6 +38,11 @@
 //!   without gaps. Touching it then faults. The backings keep their bytes for the next mapping.
 //! - **\[release\]** returns a backing's memory to the device at once, or with its last unmap. A released backing
 //!   cannot be mapped or released again.
+//! - **\[shared-memory\]** Where [`DeviceInfo::shares_memory`] is true, memory of `create_shared` can be had by other
+//!   processes: `export` gives a descriptor of it, and `import` another backing of the same bytes, wherever the descriptor
+//!   was sent. The memory stays in use, with its bytes, until its last backing, mapping and descriptor are gone, and goes
+//!   back to the device then, whatever became of the process that created it. Elsewhere these calls are
+//!   [`DriverErrorKind::Unsupported`]. An imported backing cannot be exported again: keep its descriptor.
 //! - **\[in-flight\]** The caller unmaps only when no work on the range is in flight. A driver that can detect such
 //!   work refuses with [`DriverErrorKind::Busy`]; others need not.
 //!
@@ -86,6 +91,7 @@ mod save;
 mod types;
 
 use std::fmt;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -155,6 +161,35 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// # Errors
     /// `OutOfMemory`, with the sizes.
     fn create(&self, bytes: u64) -> Result<BackingId>;
+
+    /// Takes `bytes` of physical memory that other processes can have; see \[shared-memory\].
+    ///
+    /// # Errors
+    /// As for [`Driver::create`]; `Unsupported`.
+    fn create_shared(&self, bytes: u64) -> Result<BackingId> {
+        let _ = bytes;
+        Err(unshared(Op::Create))
+    }
+
+    /// A descriptor of a backing's memory, which keeps it in use; see \[shared-memory\].
+    ///
+    /// # Errors
+    /// `UnknownHandle`; `InvalidArgument` for a backing that was imported or not created as shared; `Unsupported`.
+    fn export(&self, backing: BackingId) -> Result<OwnedFd> {
+        let _ = backing;
+        Err(unshared(Op::Export))
+    }
+
+    /// A backing of the memory behind a descriptor of [`Driver::export`], which has `bytes` bytes; see
+    /// \[shared-memory\].
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a descriptor of anything else. Other sizes than its own are refused here or by
+    /// [`Driver::map`]. `Unsupported`.
+    fn import(&self, memory: BorrowedFd<'_>, bytes: u64) -> Result<BackingId> {
+        let _ = (memory, bytes);
+        Err(unshared(Op::Import))
+    }
 
     /// Releases a backing; see \[release\].
     ///
@@ -406,4 +441,9 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// # Errors
     /// What the device reports.
     fn host_trim(&self) -> Result<()>;
+}
+
+fn unshared(op: Op) -> DriverError {
+    let reason = "this device has no memory that other processes can have";
+    DriverError::new(op, DriverErrorKind::Unsupported { reason: reason.into() })
 }

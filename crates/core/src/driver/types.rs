@@ -244,6 +244,8 @@ pub struct DeviceInfo {
     pub fast_digests: bool,
     /// Whether the device encodes and decodes granules faster than its link carries them.
     pub fast_codec: bool,
+    /// Whether its memory can be had by other processes.
+    pub shares_memory: bool,
     /// Whether its memory is the computer's, so that backups in host memory take what a sleep releases.
     pub shares_host_memory: bool,
 }
@@ -263,6 +265,7 @@ impl DeviceInfo {
             save_streams: 1,
             fast_digests: false,
             fast_codec: false,
+            shares_memory: false,
             shares_host_memory: false,
         }
     }
@@ -271,6 +274,13 @@ impl DeviceInfo {
     #[must_use]
     pub fn sharing_host_memory(mut self, shares_host_memory: bool) -> Self {
         self.shares_host_memory = shares_host_memory;
+        self
+    }
+
+    /// Sets [`DeviceInfo::shares_memory`].
+    #[must_use]
+    pub fn sharing_memory(mut self, shares_memory: bool) -> Self {
+        self.shares_memory = shares_memory;
         self
     }
 

@@ -4,6 +4,7 @@
 //! errors are the contract's and have changed nothing.
 
 use std::fmt;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
@@ -159,14 +160,15 @@ impl CudaDevice {
         };
         drop(entered);
         let id = format!("cuda:{}", gpu.ordinal);
+        let state = CudaState::new(gpu.granule_bytes, Vm::new(&context, access));
         let info = DeviceInfo::new(id, gpu.name.as_str(), gpu.granule_bytes, total_bytes)
             .copying_over(COPY_STREAMS)
             .copying_by_kernel(copy_kernel.is_ok())
             .saving_over(SAVE_STREAMS)
             .digesting_fast(digester.kernel().is_ok())
             .encoding_fast(codec.kernels().is_ok() && pageable_because.is_none())
-            .sharing_host_memory(gpu.integrated);
-        let state = CudaState::new(gpu.granule_bytes, Vm::new(&context, access));
+            .sharing_host_memory(gpu.integrated)
+            .sharing_memory(state.shares_memory());
         let queues = Arc::new(Queues::new(&context));
         let registrations = Registrations::of(&context);
         Ok(Self {
@@ -380,6 +382,18 @@ impl Driver for CudaDevice {
 
     fn create(&self, bytes: u64) -> DriverResult<BackingId> {
         self.call(Op::Create, |_| self.state.create(bytes))
+    }
+
+    fn create_shared(&self, bytes: u64) -> DriverResult<BackingId> {
+        self.call(Op::Create, |_| self.state.create_shared(bytes))
+    }
+
+    fn export(&self, backing: BackingId) -> DriverResult<OwnedFd> {
+        self.call(Op::Export, |_| self.state.export(backing))
+    }
+
+    fn import(&self, memory: BorrowedFd<'_>, bytes: u64) -> DriverResult<BackingId> {
+        self.call(Op::Import, |_| self.state.import(memory, bytes))
     }
 
     fn release(&self, backing: BackingId) -> DriverResult<()> {

@@ -94,7 +94,10 @@ pub(super) const ATTRIBUTE_CAPABILITY_MAJOR: c_int = 75;
 pub(super) const ATTRIBUTE_CAPABILITY_MINOR: c_int = 76;
 pub(super) const ATTRIBUTE_SHARED_MEMORY_PER_BLOCK_OPTIN: c_int = 97;
 pub(super) const ATTRIBUTE_VIRTUAL_MEMORY: c_int = 102;
+pub(super) const ATTRIBUTE_FILE_DESCRIPTORS: c_int = 103;
 pub(super) const ATTRIBUTE_RDMA_WITH_VIRTUAL_MEMORY: c_int = 110;
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+pub(super) const FILE_DESCRIPTOR: c_int = 1;
 pub(super) const GRANULARITY_MINIMUM: c_int = 0;
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`.
@@ -155,6 +158,8 @@ symbols! {
     mem_address_reserve: "10.2", "cuMemAddressReserve", fn(*mut CuDeviceptr, usize, usize, CuDeviceptr, u64);
     mem_address_free: "10.2", "cuMemAddressFree", fn(CuDeviceptr, usize);
     mem_create: "10.2", "cuMemCreate", fn(*mut u64, usize, *const AllocationProp, u64);
+    mem_export: "10.2", "cuMemExportToShareableHandle", fn(*mut c_int, u64, c_int, u64);
+    mem_import: "10.2", "cuMemImportFromShareableHandle", fn(*mut u64, Raw, c_int);
     mem_release: "10.2", "cuMemRelease", fn(u64);
     mem_map: "10.2", "cuMemMap", fn(CuDeviceptr, usize, usize, u64, u64);
     mem_unmap: "10.2", "cuMemUnmap", fn(CuDeviceptr, usize);

@@ -8,7 +8,7 @@ use poorwill_core::{DriverErrorKind, Op};
 use serde::Serialize;
 
 use super::ffi::{
-    ATTRIBUTE_CAPABILITY_MAJOR, ATTRIBUTE_CAPABILITY_MINOR, ATTRIBUTE_INTEGRATED,
+    ATTRIBUTE_CAPABILITY_MAJOR, ATTRIBUTE_CAPABILITY_MINOR, ATTRIBUTE_FILE_DESCRIPTORS, ATTRIBUTE_INTEGRATED,
     ATTRIBUTE_RDMA_WITH_VIRTUAL_MEMORY, ATTRIBUTE_SHARED_MEMORY_PER_BLOCK,
     ATTRIBUTE_SHARED_MEMORY_PER_BLOCK_OPTIN, ATTRIBUTE_VIRTUAL_MEMORY, AllocationProp, Api, CuDevice,
     CuResult, GRANULARITY_MINIMUM, Location,
@@ -218,6 +218,11 @@ pub(super) fn memory_of(api: &Api, device: CuDevice) -> AllocationProp {
         usage: 0,
         reserved: [0; 4],
     }
+}
+
+/// Whether memory of the device can be given to other processes.
+pub(super) fn has_descriptors(api: &Api, device: CuDevice) -> bool {
+    attribute(api, device, ATTRIBUTE_FILE_DESCRIPTORS).is_ok_and(|can| can != 0)
 }
 
 fn granule_bytes(api: &Api, device: CuDevice) -> Result<u64> {

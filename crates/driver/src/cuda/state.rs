@@ -7,6 +7,7 @@
 //! The ledger lists only what is certainly mapped. A mapping is entered after the driver's map, and closed
 //! before its unmap. It is reopened if the driver refuses; after a panic it stays closed.
 
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use poorwill_core::{BackingId, DeviceRange};
@@ -28,6 +29,10 @@ impl CudaState {
     pub(super) fn new(granule_bytes: u64, vm: Vm) -> Self {
         let (turn, ledger) = (Mutex::default(), Mutex::new(Ledger::new(granule_bytes)));
         Self { granule_bytes, vm, turn, ledger }
+    }
+
+    pub(super) fn shares_memory(&self) -> bool {
+        self.vm.shares_memory()
     }
 
     pub(super) fn peers(&self) -> &[u32] {
@@ -62,6 +67,24 @@ impl CudaState {
     pub(super) fn create(&self, bytes: u64) -> Result<BackingId> {
         check_size(self.granule_bytes, bytes)?;
         let handle = self.vm.create(bytes)?;
+        Ok(self.ledger().created(bytes, handle))
+    }
+
+    pub(super) fn create_shared(&self, bytes: u64) -> Result<BackingId> {
+        check_size(self.granule_bytes, bytes)?;
+        let handle = self.vm.create_shared(bytes)?;
+        Ok(self.ledger().created(bytes, handle))
+    }
+
+    pub(super) fn export(&self, backing: BackingId) -> Result<OwnedFd> {
+        let _turn = self.turn();
+        let handle = *self.ledger().backing(backing)?;
+        self.vm.export(handle)
+    }
+
+    pub(super) fn import(&self, memory: BorrowedFd<'_>, bytes: u64) -> Result<BackingId> {
+        check_size(self.granule_bytes, bytes)?;
+        let handle = self.vm.import(memory)?;
         Ok(self.ledger().created(bytes, handle))
     }
 

@@ -2,13 +2,14 @@
 //!
 //! [`super::state`] ensures their preconditions.
 
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use poorwill_core::{DeviceRange, DriverErrorKind};
 
 use super::context::Context;
-use super::ffi::{AllocationProp, CuResult};
-use super::gpu::memory_of;
+use super::ffi::{AllocationProp, CuResult, FILE_DESCRIPTOR};
+use super::gpu::{has_descriptors, memory_of};
 use super::peers::Access;
 use super::primary::CudaMemory;
 use crate::ledger::{Result, invalid};
@@ -18,13 +19,22 @@ use crate::ledger::{Result, invalid};
 pub(super) struct Vm {
     context: Arc<Context>,
     memory: AllocationProp,
+    /// Of memory that other processes can have, if the device has such.
+    shared: Option<AllocationProp>,
     access: Access,
 }
 
 impl Vm {
     pub(super) fn new(context: &Arc<Context>, access: Access) -> Self {
-        let memory = memory_of(context.api(), context.device());
-        Self { context: Arc::clone(context), memory, access }
+        let (api, device) = (context.api(), context.device());
+        let memory = memory_of(api, device);
+        let with_descriptors = AllocationProp { requested_handle_types: FILE_DESCRIPTOR, ..memory };
+        let shared = has_descriptors(api, device).then_some(with_descriptors);
+        Self { context: Arc::clone(context), memory, shared, access }
+    }
+
+    pub(super) fn shares_memory(&self) -> bool {
+        self.shared.is_some()
     }
 
     pub(super) fn peers(&self) -> &[u32] {
@@ -51,11 +61,50 @@ impl Vm {
 
     /// The driver may first have to clean what was just released.
     pub(super) fn create(&self, bytes: u64) -> Result<u64> {
+        self.create_as(&self.memory, bytes)
+    }
+
+    pub(super) fn create_shared(&self, bytes: u64) -> Result<u64> {
+        self.create_as(self.shared.as_ref().ok_or_else(unshared)?, bytes)
+    }
+
+    fn create_as(&self, memory: &AllocationProp, bytes: u64) -> Result<u64> {
         let (mut handle, len) = (0, to_usize(bytes)?);
-        let memory = &raw const self.memory;
         // SAFETY: C2.
-        let code = unsafe { (self.context.api().mem_create)(&raw mut handle, len, memory, 0) };
+        let code =
+            unsafe { (self.context.api().mem_create)(&raw mut handle, len, std::ptr::from_ref(memory), 0) };
         self.check_memory(code, bytes).map(|()| handle)
+    }
+
+    pub(super) fn export(&self, handle: u64) -> Result<OwnedFd> {
+        self.shared.as_ref().ok_or_else(unshared)?;
+        let (api, mut descriptor) = (self.context.api(), -1);
+        // SAFETY: C2 and C3: a handle of ours; the call writes one descriptor.
+        let code = unsafe { (api.mem_export)(&raw mut descriptor, handle, FILE_DESCRIPTOR, 0) };
+        if code == CuResult::INVALID_VALUE {
+            return Err(invalid("it was imported, or not created as shared memory".into()));
+        }
+        api.check(code)?;
+        // SAFETY: C2, the driver has opened it for us.
+        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC)
+            .map_err(|error| invalid(format!("the driver gave no descriptor: {error}")))?;
+        Ok(descriptor)
+    }
+
+    pub(super) fn import(&self, memory: BorrowedFd<'_>) -> Result<u64> {
+        self.shared.as_ref().ok_or_else(unshared)?;
+        let (api, mut handle) = (self.context.api(), 0);
+        let descriptor = usize::try_from(memory.as_raw_fd()).unwrap_or(usize::MAX);
+        // SAFETY: C2; the driver takes a descriptor as a pointer's bits, and duplicates it.
+        let code = unsafe { (api.mem_import)(&raw mut handle, descriptor, FILE_DESCRIPTOR) };
+        if matches!(code, CuResult::INVALID_VALUE | CuResult::OPERATING_SYSTEM | CuResult::UNKNOWN) {
+            let reason = api.error(code);
+            return Err(invalid(format!(
+                "the driver finds no memory of a device in the descriptor: {reason}"
+            )));
+        }
+        api.check(code).map(|()| handle)
     }
 
     pub(super) fn release(&self, handle: u64) -> Result<()> {
@@ -99,6 +148,11 @@ impl Vm {
         }
         self.context.api().check(code)
     }
+}
+
+fn unshared() -> DriverErrorKind {
+    let reason = "this device has no descriptors of its memory, by which other processes could have it";
+    DriverErrorKind::Unsupported { reason: reason.into() }
 }
 
 pub(super) fn to_usize(bytes: u64) -> Result<usize> {

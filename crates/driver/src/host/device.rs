@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::path::Path;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread;
 
@@ -15,9 +16,9 @@ use poorwill_core::{
     HostBuffer, HostMemoryInfo, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
 };
 
-use super::file::DeviceFile;
+use super::file::{DeviceFile, punch};
 use super::hibernation::{DeviceCall, HostProcess, HostProcessMemory, StepFailure};
-use super::state::{HostState, Span};
+use super::state::{HostState, Memory, Span};
 use super::stream::{HostEvent, HostStream, Refused, system};
 use crate::copy_ranges;
 use crate::host_memory::{
@@ -42,6 +43,9 @@ pub struct HostConfig {
     pub granule_bytes: u64,
     /// How memory for buffers is allocated.
     pub host_memory: HostMemoryConfig,
+    /// A folder, one for each device that several processes have. Their capacities must be equal. It needs as much space
+    /// as its processes share memory.
+    pub shared_in: Option<PathBuf>,
 }
 
 impl HostConfig {
@@ -49,7 +53,7 @@ impl HostConfig {
     #[must_use]
     pub fn with_capacity(capacity_bytes: u64) -> Self {
         let granule_bytes = GRANULE_BYTES.max(rustix::param::page_size() as u64);
-        Self { capacity_bytes, granule_bytes, host_memory: HostMemoryConfig::default() }
+        Self::new(capacity_bytes, granule_bytes)
     }
 
     /// A device of this many granules of one page, the smallest granule, for tests.
@@ -57,7 +61,18 @@ impl HostConfig {
     pub fn of_pages(granules: u64) -> Self {
         let granule_bytes = rustix::param::page_size() as u64;
         let capacity_bytes = granules.saturating_mul(granule_bytes);
-        Self { capacity_bytes, granule_bytes, host_memory: HostMemoryConfig::default() }
+        Self::new(capacity_bytes, granule_bytes)
+    }
+
+    fn new(capacity_bytes: u64, granule_bytes: u64) -> Self {
+        Self { capacity_bytes, granule_bytes, host_memory: HostMemoryConfig::default(), shared_in: None }
+    }
+
+    /// Makes it the device of all processes that name the same folder.
+    #[must_use]
+    pub fn shared_in(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.shared_in = Some(folder.into());
+        self
     }
 
     /// Sets the granule.
@@ -132,8 +147,8 @@ impl HostDevice {
             DriverError::invalid(Op::Open, format!("a granule of {granule} bytes is too large"))
         })?;
         let owner = Owner::this()?;
-        let state = HostState::new(owner, capacity_bytes, granule)
-            .map_err(|error| DriverError::new(Op::Open, system("create a memfd", &error)))?;
+        let state = HostState::new(owner, capacity_bytes, granule, config.shared_in.as_deref())
+            .map_err(|error| DriverError::new(Op::Open, system("make a file for device memory", &error)))?;
         let mut queues = HostQueues { next_id: 1, ..HostQueues::default() };
         queues.streams.insert(StreamId::DEFAULT.0, HostStream::new(StreamId::DEFAULT, owner));
         let copy_streams = thread::available_parallelism().map_or(1, usize::from).min(COPY_STREAMS_MAX);
@@ -151,7 +166,8 @@ impl HostDevice {
             info: DeviceInfo::new("host", name, granule, capacity_bytes)
                 .copying_over(copy_streams)
                 .saving_over(copy_streams)
-                .digesting_fast(true),
+                .digesting_fast(true)
+                .sharing_memory(true),
             owner,
             shared: Arc::new(Shared { state: Mutex::new(state), file, granule_bytes }),
             queues: ManuallyDrop::new(Mutex::new(queues)),
@@ -370,15 +386,29 @@ impl Shared {
     fn read(&self, spans: &[Span], mut bytes: &mut [u8]) -> std::result::Result<(), DriverErrorKind> {
         for span in spans {
             let (now, rest) = bytes.split_at_mut(span.bytes);
-            self.read_file(span.file_offset, now)?;
+            self.read_file(span, 0, now)?;
             bytes = rest;
         }
         Ok(())
     }
 
-    fn read_file(&self, mut offset: u64, mut bytes: &mut [u8]) -> std::result::Result<(), DriverErrorKind> {
+    fn file_of<'a>(&'a self, span: &'a Span) -> BorrowedFd<'a> {
+        match &span.memory {
+            Memory::Extent(_) => self.file.as_fd(),
+            Memory::Shared(file) => file.as_fd(),
+        }
+    }
+
+    fn read_file(
+        &self,
+        span: &Span,
+        from: usize,
+        mut bytes: &mut [u8],
+    ) -> std::result::Result<(), DriverErrorKind> {
+        let mut offset = span.file_offset + from as u64;
         while !bytes.is_empty() {
-            let read = rustix::io::retry_on_intr(|| rustix::io::pread(&*self.file, &mut *bytes, offset))
+            let file = self.file_of(span);
+            let read = rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut *bytes, offset))
                 .map_err(|errno| system("read device memory", &errno.into()))?;
             if read == 0 {
                 return Err(system("read device memory", &io::ErrorKind::UnexpectedEof.into()));
@@ -398,7 +428,7 @@ impl Shared {
             for granule in (0..span.bytes).step_by(self.granule_bytes) {
                 let mut hasher = DigestHasher::default();
                 for part in (0..self.granule_bytes).step_by(scratch.len()) {
-                    self.read_file(span.file_offset + (granule + part) as u64, &mut scratch)?;
+                    self.read_file(span, granule + part, &mut scratch)?;
                     hasher.update(&scratch);
                 }
                 digests.push(hasher.finish());
@@ -410,8 +440,7 @@ impl Shared {
     /// Whole pages become holes; the kernel overwrites the rest.
     fn zero(&self, spans: &[Span]) -> std::result::Result<(), DriverErrorKind> {
         spans.iter().try_for_each(|span| {
-            self.file
-                .punch(span.file_offset, span.bytes as u64)
+            punch(self.file_of(span), span.file_offset, span.bytes as u64)
                 .map_err(|error| system("write zeros", &error))
         })
     }
@@ -457,6 +486,18 @@ impl Driver for HostDevice {
 
     fn create(&self, bytes: u64) -> Result<BackingId> {
         self.with_state(Op::Create, |state| state.create(bytes))
+    }
+
+    fn create_shared(&self, bytes: u64) -> Result<BackingId> {
+        self.with_state(Op::Create, |state| state.create_shared(bytes))
+    }
+
+    fn export(&self, backing: BackingId) -> Result<OwnedFd> {
+        self.with_state(Op::Export, |state| state.export(backing))
+    }
+
+    fn import(&self, memory: BorrowedFd<'_>, bytes: u64) -> Result<BackingId> {
+        self.with_state(Op::Import, |state| state.import(memory, bytes))
     }
 
     fn release(&self, backing: BackingId) -> Result<()> {
@@ -633,7 +674,7 @@ impl Driver for HostDevice {
     fn memory_info(&self) -> Result<MemoryInfo> {
         self.with_state(Op::MemoryInfo, |state| {
             let process = ProcessMemory::new(state.held_bytes(), 0);
-            Ok(MemoryInfo::new(state.capacity_bytes(), state.free_bytes()).of_process(Some(process)))
+            Ok(MemoryInfo::new(state.capacity_bytes(), state.free_bytes()?).of_process(Some(process)))
         })
     }
 

@@ -63,8 +63,7 @@ impl DeviceFile {
 
     /// The range reads as zeros afterwards.
     pub(super) fn punch(&self, offset: u64, bytes: u64) -> io::Result<()> {
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        Ok(retry_on_intr(|| fs::fallocate(&self.fd, flags, offset, bytes))?)
+        punch(self.fd.as_fd(), offset, bytes)
     }
 
     /// Pages that the operating system keeps for extents.
@@ -138,6 +137,12 @@ impl DeviceFile {
         let end = fs::seek(&self.fd, SeekFrom::Hole(start))?;
         Ok(Some(start..end))
     }
+}
+
+/// The range of the file reads as zeros afterwards.
+pub(super) fn punch(file: BorrowedFd<'_>, offset: u64, bytes: u64) -> io::Result<()> {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    Ok(retry_on_intr(|| fs::fallocate(file, flags, offset, bytes))?)
 }
 
 impl AsFd for DeviceFile {

@@ -7,6 +7,9 @@
 //! It keeps every rule of [`poorwill_core::driver`] and detects more than a GPU. It counts work in flight per
 //! mapping: an early unmap fails with `Busy`.
 //!
+//! Memory of `create_shared` is a file of its own, which other processes can have. Devices that are opened in one folder
+//! ([`HostConfig::shared_in`]) are one device: its capacity is that of all their processes together.
+//!
 //! [`HostProcess`] is a process that can be taken off its devices by a [`HostCheckpointer`] in another process.
 //!
 //! Reads and digests use the file (`pread`), so pages never written cost nothing. Writes use the mapping,
@@ -15,6 +18,7 @@
 mod device;
 mod file;
 mod hibernation;
+mod shared;
 mod state;
 mod stream;
 mod vm;

@@ -1,15 +1,17 @@
-//! The host device's memory: a file for physical memory, regions for addresses, and a ledger.
+//! The host device's memory: files for physical memory, regions for addresses, and a ledger.
 //!
 //! One lock guards it, also during system calls that must agree with the ledger. A failed function changes
 //! nothing.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 
 use poorwill_core::{BackingId, DeviceRange, DriverErrorKind};
 
 use super::file::{DeviceFile, Extent};
+use super::shared::{InUse, SharedFile};
 use super::stream::system;
 use super::vm::VmRegion;
 use crate::ledger::{Ledger, MappingKey, Result, invalid};
@@ -19,13 +21,19 @@ use crate::process::Owner;
 pub(super) struct HostState {
     owner: Owner,
     file: Arc<DeviceFile>,
-    capacity_bytes: u64,
-    held_bytes: u64,
+    in_use: InUse,
     /// Released and unmapped, but the system refused to punch the hole. Counts as held.
     unpunched: Vec<Extent>,
     /// All bytes, while they are off the device, and how much was held.
     taken_off: Option<(DeviceFile, u64)>,
-    ledger: Ledger<Arc<VmRegion>, Extent>,
+    ledger: Ledger<Arc<VmRegion>, Memory>,
+}
+
+/// The physical memory of a backing.
+#[derive(Debug, Clone)]
+pub(super) enum Memory {
+    Extent(Extent),
+    Shared(Arc<SharedFile>),
 }
 
 /// The part of a device range in one mapping.
@@ -33,18 +41,34 @@ pub(super) struct HostState {
 pub(super) struct Span {
     pub(super) region: Arc<VmRegion>,
     pub(super) region_offset: usize,
+    pub(super) memory: Memory,
+    /// In its file.
     pub(super) file_offset: u64,
     pub(super) bytes: usize,
     key: MappingKey,
 }
 
+impl Memory {
+    fn extent(&self) -> Option<Extent> {
+        if let Self::Extent(extent) = self { Some(*extent) } else { None }
+    }
+
+    fn shared(&self) -> Option<&SharedFile> {
+        if let Self::Shared(file) = self { Some(file) } else { None }
+    }
+}
+
 impl HostState {
-    pub(super) fn new(owner: Owner, capacity_bytes: u64, granule_bytes: u64) -> io::Result<Self> {
+    pub(super) fn new(
+        owner: Owner,
+        capacity_bytes: u64,
+        granule_bytes: u64,
+        folder: Option<&Path>,
+    ) -> io::Result<Self> {
         Ok(Self {
             owner,
             file: DeviceFile::share()?,
-            capacity_bytes,
-            held_bytes: 0,
+            in_use: InUse::open(capacity_bytes, folder)?,
             unpunched: Vec::new(),
             taken_off: None,
             ledger: Ledger::new(granule_bytes),
@@ -53,7 +77,11 @@ impl HostState {
 
     /// All that the device has of the file.
     fn extents(&self) -> impl Iterator<Item = Extent> {
-        self.ledger.backings().chain(&self.unpunched).copied()
+        self.ledger.backings().filter_map(Memory::extent).chain(self.unpunched.iter().copied())
+    }
+
+    fn shared_files(&self) -> impl Iterator<Item = &SharedFile> {
+        self.ledger.backings().filter_map(Memory::shared)
     }
 
     fn punch_all(&self) -> io::Result<()> {
@@ -62,6 +90,10 @@ impl HostState {
 
     /// Moves all bytes to a file beside the device's. Mappings keep their addresses, and show zeros meanwhile.
     pub(super) fn take_off(&mut self) -> io::Result<()> {
+        if self.shared_files().next().is_some() {
+            let reason = "the process holds memory that others can have: release or lend it first";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, reason));
+        }
         if self.taken_off.is_none() {
             let aside = DeviceFile::aside()?;
             self.file.copy_to(&aside, self.extents())?;
@@ -69,7 +101,9 @@ impl HostState {
                 aside.copy_to(&self.file, self.extents())?;
                 return Err(error);
             }
-            self.taken_off = Some((aside, std::mem::take(&mut self.held_bytes)));
+            let bytes = self.in_use.unshared_bytes();
+            self.in_use.give_back(bytes)?;
+            self.taken_off = Some((aside, bytes));
         }
         Ok(())
     }
@@ -80,12 +114,16 @@ impl HostState {
 
     /// Puts them back.
     pub(super) fn put_back(&mut self) -> io::Result<()> {
-        let Some((aside, held_bytes)) = &self.taken_off else { return Ok(()) };
+        let Some((aside, bytes)) = &self.taken_off else { return Ok(()) };
+        if let Err(free_bytes) = self.in_use.take(*bytes)? {
+            let reason = format!("the device has {free_bytes} bytes free of the {bytes} that were taken off");
+            return Err(io::Error::new(io::ErrorKind::OutOfMemory, reason));
+        }
         if let Err(error) = aside.copy_to(&self.file, self.extents()) {
             self.punch_all()?;
+            self.in_use.give_back(*bytes)?;
             return Err(error);
         }
-        self.held_bytes = *held_bytes;
         self.taken_off = None;
         Ok(())
     }
@@ -95,15 +133,17 @@ impl HostState {
     }
 
     pub(super) fn capacity_bytes(&self) -> u64 {
-        self.capacity_bytes
+        self.in_use.capacity_bytes()
     }
 
+    /// By this process, which may share some of it.
     pub(super) fn held_bytes(&self) -> u64 {
-        self.held_bytes
+        let shared_bytes: u64 = self.shared_files().map(|file| file.bytes).sum();
+        self.in_use.unshared_bytes() + shared_bytes
     }
 
-    pub(super) fn free_bytes(&self) -> u64 {
-        self.capacity_bytes - self.held_bytes
+    pub(super) fn free_bytes(&mut self) -> Result<u64> {
+        self.in_use.free_bytes().map_err(|error| system("look for free memory", &error))
     }
 
     pub(super) fn resident_bytes(&self) -> io::Result<u64> {
@@ -132,20 +172,50 @@ impl HostState {
         for extent in std::mem::take(&mut self.unpunched) {
             self.release_extent(extent);
         }
-        let free_bytes = self.free_bytes();
-        let extent = if bytes > free_bytes { None } else { self.file.take(bytes) };
-        let extent = extent.ok_or(DriverErrorKind::OutOfMemory { asked_bytes: bytes, free_bytes })?;
-        self.held_bytes += bytes;
-        Ok(self.ledger.created(bytes, extent))
+        let full = |free_bytes| DriverErrorKind::OutOfMemory { asked_bytes: bytes, free_bytes };
+        self.in_use.take(bytes).map_err(|error| system("take device memory", &error))?.map_err(full)?;
+        let Some(extent) = self.file.take(bytes) else {
+            self.in_use.give_back(bytes).map_err(|error| system("take device memory", &error))?;
+            return Err(full(self.free_bytes()?));
+        };
+        Ok(self.ledger.created(bytes, Memory::Extent(extent)))
+    }
+
+    pub(super) fn create_shared(&mut self, bytes: u64) -> Result<BackingId> {
+        self.ledger.check_size(bytes)?;
+        let created = self.in_use.create(bytes).map_err(|error| system("create shared memory", &error))?;
+        let full = |free_bytes| DriverErrorKind::OutOfMemory { asked_bytes: bytes, free_bytes };
+        Ok(self.ledger.created(bytes, Memory::Shared(Arc::new(created.map_err(full)?))))
+    }
+
+    pub(super) fn export(&self, id: BackingId) -> Result<OwnedFd> {
+        match self.ledger.backing(id)? {
+            Memory::Shared(file) if !file.is_imported => {
+                file.export().map_err(|error| system("export a backing", &error))
+            }
+            Memory::Shared(_) => {
+                Err(invalid(format!("{id} was imported: keep its descriptor to pass it on")))
+            }
+            Memory::Extent(_) => Err(invalid(format!("{id} was not created as shared memory"))),
+        }
+    }
+
+    pub(super) fn import(&mut self, memory: BorrowedFd<'_>, bytes: u64) -> Result<BackingId> {
+        self.ledger.check_size(bytes)?;
+        let file = SharedFile::import(memory, bytes).map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidInput => invalid(error.to_string()),
+            _ => system("import a backing", &error),
+        })?;
+        Ok(self.ledger.created(bytes, Memory::Shared(Arc::new(file))))
     }
 
     pub(super) fn release(&mut self, id: BackingId) -> Result<()> {
-        let (file, held_bytes) = (&self.file, &mut self.held_bytes);
-        self.ledger.release(id, |extent, mapped| {
-            if !mapped {
+        let (file, in_use) = (&self.file, &mut self.in_use);
+        self.ledger.release(id, |memory, mapped| {
+            if let Some(extent) = memory.extent().filter(|_| !mapped) {
                 file.punch(extent.offset, extent.bytes)
+                    .and_then(|()| in_use.give_back(extent.bytes))
                     .map_err(|error| system("release device memory", &error))?;
-                *held_bytes -= extent.bytes;
             }
             Ok(())
         })
@@ -153,9 +223,13 @@ impl HostState {
 
     pub(super) fn map(&mut self, range: DeviceRange, id: BackingId) -> Result<()> {
         let file = self.file.as_fd();
-        self.ledger.map(range, id, |region, extent| {
+        self.ledger.map(range, id, |region, memory| {
             let (at, len) = offset_and_len(region, range)?;
-            region.map(at, len, file, extent.offset).map_err(|error| map_error(&error, range.bytes))
+            let (file, offset) = match memory {
+                Memory::Extent(extent) => (file, extent.offset),
+                Memory::Shared(shared) => (shared.as_fd(), 0),
+            };
+            region.map(at, len, file, offset).map_err(|error| map_error(&error, range.bytes))
         })
     }
 
@@ -182,7 +256,7 @@ impl HostState {
             region.unmap(at, len).map_err(|error| system("unmap a range", &error))
         })?;
         // The unmap has succeeded. If punching fails, the next create tries again.
-        gone.into_iter().for_each(|extent| self.release_extent(extent));
+        gone.iter().filter_map(Memory::extent).for_each(|extent| self.release_extent(extent));
         Ok(())
     }
 
@@ -192,7 +266,8 @@ impl HostState {
             Ok(Span {
                 region: Arc::clone(found.reservation),
                 region_offset: to_usize(found.in_reservation)?,
-                file_offset: found.backing.offset + found.in_backing,
+                memory: found.backing.clone(),
+                file_offset: found.backing.extent().map_or(0, |extent| extent.offset) + found.in_backing,
                 bytes: to_usize(found.bytes)?,
                 key: found.key,
             })
@@ -208,8 +283,8 @@ impl HostState {
 
     fn release_extent(&mut self, extent: Extent) {
         match self.file.punch(extent.offset, extent.bytes) {
-            Ok(()) => self.held_bytes -= extent.bytes,
-            Err(_) => self.unpunched.push(extent),
+            Ok(()) if self.in_use.give_back(extent.bytes).is_ok() => {}
+            _ => self.unpunched.push(extent),
         }
     }
 }

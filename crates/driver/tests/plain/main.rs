@@ -11,5 +11,6 @@ mod host_contract;
 mod host_device;
 mod host_hibernation;
 mod host_process;
+mod host_shared;
 mod plays;
 mod ptx;

@@ -108,7 +108,7 @@ fn attribute_value(attribute: c_int, device: c_int, simulation: &Simulation) -> 
         97 => simulation.shared_bytes(), // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
         99 => 1,                 // HOST_REGISTER_SUPPORTED
         102 => 1,                // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
-        103 => 0,                // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+        103 => 1,                // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
         107 | 110 | 116 => 0,    // compression, GPUDirect RDMA with virtual memory
         111 => simulation.reserved_shared_bytes(), // RESERVED_SHARED_MEMORY_PER_BLOCK
         _ => return Err(Code::INVALID_VALUE),

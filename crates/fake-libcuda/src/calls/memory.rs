@@ -1,8 +1,9 @@
 //! Reservations, backings and mappings; registered host memory.
 
 use std::ffi::{c_int, c_uint, c_ulonglong};
+use std::os::fd::IntoRawFd;
 
-use crate::abi::{AccessDesc, AllocationProp, Code, HostPointer, In, Out};
+use crate::abi::{AccessDesc, AllocationProp, Code, Descriptor, HostPointer, In, Out};
 use crate::current::{Current, current, current_even_if_failed};
 use crate::entry::entries;
 use crate::handle::Handle;
@@ -47,6 +48,19 @@ entries! {
         handle.check()?;
         let state = current()?.state;
         handle.set(state.tables().memory.create(state.devices(), bytes, &prop.get()?, flags)?)
+    }
+
+    call cuMemExportToShareableHandle(descriptor: Out<c_int>, handle: Handle, kind: c_int, flags: c_ulonglong) {
+        descriptor.check()?;
+        let state = current()?.state;
+        let exported = state.tables().memory.export(state.devices(), handle, kind, flags)?;
+        descriptor.set(exported.into_raw_fd())
+    }
+
+    call cuMemImportFromShareableHandle(handle: Out<Handle>, descriptor: Descriptor, kind: c_int) {
+        handle.check()?;
+        let Current { state, device, .. } = current()?;
+        handle.set(state.tables().memory.import(device, descriptor.get()?, kind)?)
     }
 
     call cuMemRelease(handle: Handle) {
