@@ -14,6 +14,7 @@ pub mod decision;
 pub mod digest;
 pub mod driver;
 pub mod hibernation;
+pub mod lend;
 #[doc(hidden)]
 pub mod per_process;
 pub mod pool;

@@ -30,6 +30,7 @@
 pub mod backups;
 pub mod book;
 pub mod broken;
+pub mod broker;
 #[cfg(target_os = "linux")]
 pub mod browser;
 pub mod capture;

@@ -57,6 +57,7 @@ use self::tools::threads::Threads;
 use crate::backup::{Backups, HostBackups};
 use crate::decision::Decision;
 use crate::driver::{CopyPart, DeviceRange, Driver, HostBuffer, Pending, StreamId};
+use crate::lend::Broker;
 use crate::tag::{Changes, StoredAs, Tag, TagPolicy, TagState};
 
 /// A pool of one device. Every call also fails with `Closed`, `Poisoned`, in a forked child `WrongProcess`,
@@ -103,6 +104,15 @@ impl Pool {
         let shared = Shared::open(driver, &config, backups)?;
         shared.lend_host_memory();
         Ok(Self { shared, threads: Mutex::default() })
+    }
+
+    /// Lets sleeps lend memory ([`SleepRequest::lending`]), and has others' lent memory given up where the device is full.
+    /// Memory created before is not lent.
+    ///
+    /// # Errors
+    /// `InvalidConfig`: the device's memory cannot be given to other processes, or there is a broker already.
+    pub fn lend_through(&self, broker: Arc<dyn Broker>) -> Result<()> {
+        self.shared.lend_through(broker)
     }
 
     /// The device.

@@ -6,12 +6,13 @@
 //! driver call moves memory, and no copy or wait happens.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use super::state::PoolState;
 use crate::backup::Backups;
 use crate::driver::{Driver, StreamId};
+use crate::lend::Broker;
 use crate::pool::parts::physical::{Counters, PhysicalMemory};
 use crate::pool::parts::scratch::ScratchMemory;
 use crate::pool::parts::tags::Chosen;
@@ -36,6 +37,7 @@ static NEXT_POOL: AtomicU32 = AtomicU32::new(1);
 pub(super) struct Shared {
     driver: Arc<dyn Driver>,
     backups: Arc<dyn Backups>,
+    broker: OnceLock<Arc<dyn Broker>>,
     shape: Shape,
     streams: Streams,
     preparing: Mutex<()>,
@@ -135,6 +137,7 @@ impl Shared {
             scratch: ScratchMemory::default(),
             driver,
             backups,
+            broker: OnceLock::new(),
             shape,
             streams,
             preparing: Mutex::default(),
@@ -158,6 +161,30 @@ impl Shared {
 
     pub(super) fn backups(&self) -> &Arc<dyn Backups> {
         &self.backups
+    }
+
+    /// Where sleeps may lend memory.
+    pub(super) fn broker(&self) -> Option<&Arc<dyn Broker>> {
+        self.broker.get()
+    }
+
+    pub(super) fn lend_through(&self, broker: Arc<dyn Broker>) -> Result<()> {
+        drop(self.open_state()?);
+        if !self.driver.info().shares_memory {
+            let reason = format!(
+                "{} cannot lend memory: it has no descriptors that other processes could hold",
+                self.driver.info().id
+            );
+            return Err(PoolError::InvalidConfig { reason });
+        }
+        let mut memory = self.lock_memory()?;
+        if self.broker.set(broker).is_err() {
+            return Err(PoolError::InvalidConfig {
+                reason: "the pool lends through another broker already".into(),
+            });
+        }
+        memory.share_from(self.shape.large_bytes());
+        Ok(())
     }
 
     pub(super) fn shape(&self) -> &Shape {

@@ -11,6 +11,7 @@ use crate::driver::{DeviceRange, StreamId};
 use crate::pool::parts::backups::BackupIndex;
 use crate::pool::parts::heap::{Candidate, Heap, HeapBlock, Placement, Reclaimable};
 use crate::pool::parts::hold_table::Holds;
+use crate::pool::parts::lent_chunks::LentChunks;
 use crate::pool::parts::physical::Counters;
 use crate::pool::parts::tags::Tags;
 use crate::pool::tools::error::{PoolError, Result};
@@ -31,6 +32,7 @@ pub(super) struct PoolState {
     cached_max_bytes: Option<u64>,
     closed: bool,
     holds: Holds,
+    lent: LentChunks,
 }
 
 impl PoolState {
@@ -43,6 +45,7 @@ impl PoolState {
             cached_max_bytes,
             closed: false,
             holds: Holds::default(),
+            lent: LentChunks::default(),
         };
         for (tag, _) in state.tags.iter() {
             state.heap.add_tag(tag);
@@ -81,6 +84,14 @@ impl PoolState {
 
     pub(super) fn backups_mut(&mut self) -> &mut BackupIndex {
         &mut self.backups
+    }
+
+    pub(super) fn lent(&self) -> &LentChunks {
+        &self.lent
+    }
+
+    pub(super) fn lent_mut(&mut self) -> &mut LentChunks {
+        &mut self.lent
     }
 
     pub(super) fn holds(&self) -> &Holds {
@@ -333,6 +344,7 @@ impl PoolState {
         if let Some(tag) = self.heap.segments().tag_of(key) {
             self.backups.forget_segment(tag, key);
         }
+        self.lent.forget_segment(key);
     }
 
     /// Records memory that the driver refuses to unmap: in its chunk, or as unmap-failed.

@@ -39,6 +39,8 @@ pub struct PoolStats {
     pub cached_bytes: u64,
     /// Of these, refused for release by the driver so far.
     pub deferred_release_bytes: u64,
+    /// Lent by sleeps: not held, and in use until others need it.
+    pub lent_bytes: u64,
     /// Address space.
     pub reserved_bytes: u64,
     /// Host memory.
@@ -249,6 +251,7 @@ impl PoolState {
             created_bytes: counters.created_bytes(),
             cached_bytes: self.cached_bytes(counters),
             deferred_release_bytes: counters.deferred_release_bytes(),
+            lent_bytes: self.lent().lent_bytes(),
             reserved_bytes: self.heap().segments().iter().map(|(_, segment)| segment.range().bytes).sum(),
             backup_bytes: tags.iter().map(|stats| stats.backup_bytes).sum(),
             backup_disk_bytes: tags.iter().map(|stats| stats.backup_disk_bytes).sum(),

@@ -17,6 +17,7 @@ mod hold;
 mod host_reclaim;
 mod in_flight;
 mod kept;
+mod lend;
 mod mark;
 mod midst;
 mod parts;

@@ -91,10 +91,7 @@ fn memory_outlives_the_device_that_made_it() {
     let range = taker.reserve(bytes).unwrap();
     taker.map(range, taken).unwrap();
     taker.set_access(range).unwrap();
-    assert_eq!(
-        taker.digest(poorwill_core::StreamId::DEFAULT, &[range]).unwrap().wait().unwrap(),
-        written
-    );
+    assert_eq!(taker.digest(poorwill_core::StreamId::DEFAULT, &[range]).unwrap().wait().unwrap(), written);
     assert_eq!(taker.memory_info().unwrap().process.unwrap().used_bytes, bytes);
     taker.release(taken).unwrap();
     assert_eq!(free_granules(&taker), GRANULES - 4, "its mapping keeps it");

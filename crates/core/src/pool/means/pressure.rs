@@ -11,6 +11,8 @@ use crate::pool::tools::keys::TagKey;
 #[derive(Debug, Default)]
 pub(in crate::pool) struct Retry {
     reclaimed: bool,
+    /// Others were asked for what they lend.
+    asked: bool,
     joined: bool,
     seen: u64,
     /// Whether the device had enough by its own figure when it refused last.
@@ -66,6 +68,13 @@ impl Retry {
             }
         }
         drop(memory);
+        if let Lack::Device { absent_bytes, .. } = lack
+            && !std::mem::replace(&mut self.asked, true)
+            && shared.ask(absent_bytes) > 0
+        {
+            self.forget();
+            return Ok(Next::Again);
+        }
         if self.relieve(shared, wait)? {
             return Ok(Next::Again);
         }

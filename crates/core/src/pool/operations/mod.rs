@@ -5,6 +5,7 @@ pub(super) mod alloc;
 pub(super) mod backup_view;
 pub(super) mod hold_guard;
 pub(super) mod leaving;
+mod lend;
 pub(super) mod prepare;
 pub(super) mod read_backup;
 pub(super) mod save;

@@ -4,10 +4,11 @@
 //! [`PhysicalMemory`] orders them. An unfinished call leaves its progress in its mappings, and the next
 //! continues from there.
 //!
-//! Promise: the held bytes always equal creates minus successful releases.
+//! Promise: the held bytes always equal creates and imports minus successful releases.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -55,11 +56,15 @@ pub(in crate::pool) struct PhysicalMemory {
     spare: BTreeMap<u64, Vec<BackingId>>,
     deferred_releases: Vec<(BackingId, u64)>,
     held_by_size: BTreeMap<u64, u64>,
+    /// Memory of at least so many bytes is created for other processes, too.
+    shared_from_bytes: Option<u64>,
+    /// Of memory that was imported.
+    descriptors: HashMap<BackingId, OwnedFd>,
     streams_destroyed: usize,
 }
 
 impl Counters {
-    /// Created and not released; includes deferred releases.
+    /// Created or imported, and not released; includes deferred releases.
     pub(in crate::pool) fn held_bytes(&self) -> u64 {
         self.held.load(Ordering::Relaxed)
     }
@@ -95,6 +100,8 @@ impl PhysicalMemory {
             spare: BTreeMap::new(),
             deferred_releases: Vec::new(),
             held_by_size: BTreeMap::new(),
+            shared_from_bytes: None,
+            descriptors: HashMap::new(),
             streams_destroyed: 0,
         }
     }
@@ -114,6 +121,26 @@ impl PhysicalMemory {
     /// In backings of this size, mapped or not.
     pub(in crate::pool) fn held_of(&self, bytes: u64) -> u64 {
         self.held_by_size.get(&bytes).copied().unwrap_or(0)
+    }
+
+    pub(in crate::pool) fn share_from(&mut self, bytes: u64) {
+        self.shared_from_bytes = Some(bytes);
+    }
+
+    /// One more descriptor of memory that was created for other processes, or came from them.
+    pub(in crate::pool) fn descriptor(&self, id: BackingId) -> Option<OwnedFd> {
+        match self.descriptors.get(&id) {
+            Some(imported) => imported.try_clone().ok(),
+            None => self.driver.export(id).ok(),
+        }
+    }
+
+    /// Holds memory that another process, or this one, had.
+    pub(in crate::pool) fn import(&mut self, memory: OwnedFd, bytes: u64) -> Result<BackingId, DriverError> {
+        let id = self.driver.import(memory.as_fd(), bytes)?;
+        self.descriptors.insert(id, memory);
+        self.note_held(bytes);
+        Ok(id)
     }
 
     /// Creates spare memory until the driver refuses: nothing needs it yet.
@@ -303,12 +330,17 @@ impl PhysicalMemory {
     }
 
     fn create(&mut self, bytes: u64) -> Result<BackingId, DriverError> {
-        let backing = self.driver.create(bytes)?;
-        let held = self.counters.held.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let is_shared = self.shared_from_bytes.is_some_and(|least_bytes| bytes >= least_bytes);
+        let backing = if is_shared { self.driver.create_shared(bytes) } else { self.driver.create(bytes) }?;
         self.counters.created.fetch_add(bytes, Ordering::Relaxed);
+        self.note_held(bytes);
+        Ok(backing)
+    }
+
+    fn note_held(&mut self, bytes: u64) {
+        let held = self.counters.held.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.counters.peak.fetch_max(held, Ordering::Relaxed);
         *self.held_by_size.entry(bytes).or_default() += bytes;
-        Ok(backing)
     }
 
     fn put_spare(&mut self, id: BackingId, bytes: u64) {
@@ -329,6 +361,7 @@ impl PhysicalMemory {
     fn release_handle(&mut self, backing: BackingId, bytes: u64) -> Result<(), DriverError> {
         let released = self.driver.release(backing);
         if released.is_ok() {
+            self.descriptors.remove(&backing);
             self.counters.held.fetch_sub(bytes, Ordering::Relaxed);
             self.held_by_size.entry(bytes).and_modify(|held| *held -= bytes);
         } else {

@@ -89,13 +89,23 @@ pub struct SleepRequest {
     pub kept: Vec<DeviceRange>,
     /// Tags that do not sleep.
     pub kept_awake: Vec<Tag>,
+    /// Whether memory is lent instead of released.
+    pub lends: bool,
 }
 
 impl SleepRequest {
     /// All tags.
     #[must_use]
     pub fn all(level: Level) -> Self {
-        Self { level, tags: None, wait_max: None, unused: vec![], kept: vec![], kept_awake: vec![] }
+        Self {
+            level,
+            tags: None,
+            wait_max: None,
+            unused: vec![],
+            kept: vec![],
+            kept_awake: vec![],
+            lends: false,
+        }
     }
 
     /// These tags.
@@ -197,6 +207,15 @@ impl SleepRequest {
     #[must_use]
     pub fn within(mut self, wait_max: Duration) -> Self {
         self.wait_max = Some(wait_max);
+        self
+    }
+
+    /// Lends memory to the pool's broker ([`Pool::lend_through`](crate::Pool::lend_through)) instead of releasing it. What
+    /// nothing else needed is mapped again by the wake, without a copy. Backups are made as ever, and what a broker does
+    /// not take is released.
+    #[must_use]
+    pub fn lending(mut self) -> Self {
+        self.lends = true;
         self
     }
 }
@@ -440,6 +459,10 @@ pub struct SleepReport {
     pub released_bytes: u64,
     /// How that is known.
     pub release: Release,
+    /// Lent instead: the device has it in use until others need it.
+    pub lent_bytes: u64,
+    /// Why nothing was lent although the request says so, in the broker's words.
+    pub lend_refused: Option<String>,
     /// Taken by backups from the memory that the device shares with the computer, so not given back; 0 where it has
     /// memory of its own.
     pub shared_backup_bytes: u64,
@@ -521,6 +544,8 @@ pub struct WakeReport {
     pub seconds: f64,
     /// Mapped again.
     pub mapped_bytes: u64,
+    /// Of what its sleep had lent, back with its bytes.
+    pub returned_bytes: u64,
     /// Copied back.
     pub copied_bytes: u64,
     /// Read from backups for them: less where these are codes.

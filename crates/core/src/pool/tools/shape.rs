@@ -55,8 +55,12 @@ impl Shape {
 
     /// Whether a block has chunks of its own, but for the end of its last granule.
     pub(in crate::pool) fn is_large(&self, bytes: u64) -> bool {
-        let least_bytes = (self.chunk_bytes / LARGE_PART).max(2 * self.granule_bytes);
-        bytes >= least_bytes && self.chunk_bytes > self.granule_bytes
+        bytes >= self.large_bytes() && self.chunk_bytes > self.granule_bytes
+    }
+
+    /// The smallest block that has chunks of its own.
+    pub(in crate::pool) fn large_bytes(&self) -> u64 {
+        (self.chunk_bytes / LARGE_PART).max(2 * self.granule_bytes)
     }
 
     /// The bytes that a block of this size needs in granules.

@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use self::plan::{NamedBytes, SleepPlan};
 use super::leaving::Leaving;
+use super::lend::Lending;
 use super::save::{Saved, Saver};
 use super::stage::ReadyStep;
 use crate::driver::{DeviceRange, DriverError, MemoryInfo};
@@ -34,12 +35,13 @@ const SLEEP: &str = "sleep";
 const DISCARD: &str = "discard";
 
 /// What was to be released, what the device gave back, and what the new backups took of the same memory.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Released {
     planned_bytes: u64,
     bytes: u64,
     shared_bytes: u64,
     is_short: bool,
+    lending: Lending,
 }
 
 impl Shared {
@@ -56,7 +58,9 @@ impl Shared {
         // Conflicts are found before anything happens.
         self.open_state()?.check_sleep(request.level, &visited)?;
         let plan = |state: &PoolState| state.plan_sleep(request.level, &visited, &named);
-        let slept = self.fall_asleep(SLEEP, &plan, deadline, when_ready);
+        // What slept before and is lent, where this request wants it released.
+        let withdrawn_bytes = if request.lends { 0 } else { self.withdraw(&visited)? };
+        let slept = self.fall_asleep(SLEEP, &plan, deadline, (request.lends, withdrawn_bytes), when_ready);
         drop(exclusive);
         let undone = |error: &PoolError| {
             use PoolError::{Cancelled, SleepFailed, Stranded, Undone};
@@ -89,7 +93,8 @@ impl Shared {
         let forever = Deadline::begin(self.driver(), None);
         let (visited, _exclusive) = self.exclusive(DISCARD, Some(tags), |_| true, true, forever)?;
         let plan = |state: &PoolState| Ok(state.plan_discard(&visited));
-        self.fall_asleep(DISCARD, &plan, forever, &|| cancel::check(&DISCARD))
+        let withdrawn_bytes = self.withdraw(&visited)?;
+        self.fall_asleep(DISCARD, &plan, forever, (false, withdrawn_bytes), &|| cancel::check(&DISCARD))
     }
 
     fn fall_asleep(
@@ -97,6 +102,7 @@ impl Shared {
         op: &'static str,
         plan: &dyn Fn(&PoolState) -> Result<SleepPlan>,
         deadline: Deadline,
+        (lends, withdrawn_bytes): (bool, u64),
         when_ready: ReadyStep<'_>,
     ) -> Result<SleepReport> {
         let started = Instant::now();
@@ -128,7 +134,7 @@ impl Shared {
             Ok(()) => leaving.finish(when_ready, &mut saved.phases),
             Err(error) => Err(leaving.undo(error)),
         };
-        let (memory, mut mappings) = match unmapped {
+        let (mut memory, mut mappings) = match unmapped {
             Ok(unmapped) => unmapped,
             Err(error) => {
                 self.release_backups(&plan, &error);
@@ -136,10 +142,15 @@ impl Shared {
             }
         };
         self.lock_state().commit_sleep(&plan);
-        let planned_bytes = to_release(memory.counters(), &mappings);
+        let mut lending = Lending::default();
+        if lends {
+            (memory, lending) = self.lend(memory, &mut mappings);
+        }
+        let planned_bytes = to_release(memory.counters(), &mappings) + withdrawn_bytes;
         let (bytes, refused) = self.release(memory, &mut mappings, &mut saved.phases);
+        let bytes = bytes + withdrawn_bytes;
         let shared_bytes = self.shared_backup_bytes().saturating_sub(shared_before_bytes);
-        let released = Released { planned_bytes, bytes, shared_bytes, is_short: refused.is_some() };
+        let released = Released { planned_bytes, bytes, shared_bytes, is_short: refused.is_some(), lending };
         let report = self.report(&plan, &saved, before, released, started);
         match refused {
             Some(source) => Err(PoolError::Shortfall { report: Box::new(report), source }),
@@ -240,6 +251,8 @@ impl Shared {
                 (false, true) => Release::Confirmed,
                 (false, false) => Release::Ledger,
             },
+            lent_bytes: released.lending.lent_bytes,
+            lend_refused: released.lending.refused.map(|error| error.to_string()),
             copied_bytes: saved.copied_bytes,
             stored_bytes: saved.stored_bytes,
             unchanged_bytes: saved.unchanged_bytes,

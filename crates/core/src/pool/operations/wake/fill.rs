@@ -48,9 +48,12 @@ pub(super) struct Filler<'a> {
     /// By tag: which granules are compared, and how many were counted so far. Tags may wake separately, so each has turns
     /// of its own.
     samples: BTreeMap<Tag, (Sample, u64)>,
-    /// The first filling that is not queued.
+    /// The first filling that was not looked at.
     next: usize,
+    /// How many are queued.
+    filled: usize,
     total_bytes: u64,
+    returned_bytes: u64,
     copied_bytes: u64,
     read_bytes: u64,
     zeroed_bytes: u64,
@@ -120,7 +123,9 @@ impl<'a> Filler<'a> {
             verify: request.verify_on(shared.driver().info()),
             samples: turns.iter().map(sample).collect(),
             next: 0,
+            filled: 0,
             total_bytes: stored_bytes + zeroed_bytes,
+            returned_bytes: 0,
             copied_bytes: 0,
             read_bytes: 0,
             zeroed_bytes: 0,
@@ -163,14 +168,20 @@ impl<'a> Filler<'a> {
     fn fill(&mut self, filling: &'a Filling, turn: usize) -> Result<(), (Phase, DriverError)> {
         let driver = self.shared.driver();
         let engine_stream = self.shared.streams().copy(turn);
-        let With::Backup { buffer, first, granules, is_last } = &filling.with else {
+        let With::Backup { buffer, first, .. } = &filling.with else {
             let zeros = driver.zero(engine_stream, filling.range).map_err(|source| (Phase::Zero, source))?;
             self.zeroed_bytes += filling.range.bytes;
             let zeros = zeros.then(|zeroed| zeroed.map(|()| Vec::new()));
             self.queue(Phase::Zero, filling.range.bytes, Vec::new(), zeros);
+            self.filled += 1;
             return Ok(());
         };
-        let stored: Vec<usize> = (0..granules.len()).filter(|granule| granules[*granule].is_some()).collect();
+        self.compare_in_place(filling);
+        let stored = filling.stored_granules(false);
+        if stored.is_empty() {
+            self.filled += 1;
+            return Ok(());
+        }
         let granule_bytes = self.shared.shape().granule_bytes;
         let part = |run: Range<usize>| {
             let device = self.shared.shape().granule_range(filling.range.addr, run.start, run.len());
@@ -197,16 +208,40 @@ impl<'a> Filler<'a> {
         self.paths.queued(driver.now(), self.queued.len(), bytes);
         self.copied_bytes += bytes;
         self.read_bytes += buffer.read_bytes(&parts);
-        let mut arrivals = Vec::with_capacity(stored.len());
-        for granule in stored {
-            let Some(Stored { digest: expected, .. }) = granules[granule] else { continue };
-            let offset = (first + granule) as u64 * granule_bytes;
-            let granule = self.shared.shape().granule_range(filling.range.addr, granule, 1);
+        let arrivals = self.arrivals(filling, &stored);
+        self.queue(Phase::Copy, bytes, arrivals, copy);
+        self.filled += 1;
+        Ok(())
+    }
+
+    /// What is in place is compared as what is copied, and copied once more where it differs.
+    fn compare_in_place(&mut self, filling: &'a Filling) {
+        let in_place = filling.stored_granules(true);
+        if in_place.is_empty() {
+            return;
+        }
+        let bytes = in_place.len() as u64 * self.shared.shape().granule_bytes;
+        self.returned_bytes += bytes;
+        let arrivals = self.arrivals(filling, &in_place);
+        let unknown = vec![None; arrivals.len()];
+        self.queue(Phase::Verify, bytes, arrivals, Pending::new(|| Ok(unknown)));
+        self.complete(self.queued.len() - 1);
+    }
+
+    fn arrivals(&mut self, filling: &'a Filling, granules: &[usize]) -> Vec<(Arrival<'a>, bool)> {
+        let With::Backup { buffer, first, granules: stored, is_last, .. } = &filling.with else {
+            return Vec::new();
+        };
+        let shape = *self.shared.shape();
+        let mut arrivals = Vec::with_capacity(granules.len());
+        for nth in granules {
+            let Some(Stored { digest: expected, .. }) = stored[*nth] else { continue };
+            let offset = (first + nth) as u64 * shape.granule_bytes;
+            let granule = shape.granule_range(filling.range.addr, *nth, 1);
             let is_chosen = self.is_chosen(&filling.tag) || *is_last;
             arrivals.push((Arrival { granule, buffer, offset, expected }, is_chosen));
         }
-        self.queue(Phase::Copy, bytes, arrivals, copy);
-        Ok(())
+        arrivals
     }
 
     /// What was read from disk for this filling, if it had to be.
@@ -347,13 +382,14 @@ impl<'a> Filler<'a> {
     /// Waits for everything. Returns the first failure, `failed` before all others, or the outcome of the check.
     pub(super) fn finish(mut self, failed: Option<PoolError>, woken: &mut Woken) -> Result<Verified> {
         (woken.copied_bytes, woken.read_bytes) = (self.copied_bytes, self.read_bytes);
+        woken.returned_bytes = self.returned_bytes;
         woken.disk_read_bytes = self.read_ahead.read_bytes();
         woken.zeroed_bytes = self.zeroed_bytes;
         self.failed = failed.or(self.failed);
         (0..self.queued.len()).for_each(|nth| self.complete(nth));
-        if self.failed.is_none() && self.queued.len() < self.fillings.len() {
+        if self.failed.is_none() && self.filled < self.fillings.len() {
             // The rest does not have the caller's bytes.
-            let reason = format!("only {} of {} chunks were filled", self.queued.len(), self.fillings.len());
+            let reason = format!("only {} of {} chunks were filled", self.filled, self.fillings.len());
             let source = DriverError::invalid(Op::CopyToDevice, reason);
             self.failed = Some(PoolError::WakeFailed { phase: Phase::Copy, source });
         }

@@ -26,6 +26,8 @@ pub(super) enum With {
         /// The number that its first granule has in the backup.
         first: usize,
         granules: Vec<Option<Stored>>,
+        /// Of each granule, whether its bytes are there already, to be compared only.
+        in_place: Vec<bool>,
         is_last: bool,
     },
 }
@@ -42,9 +44,12 @@ impl Filling {
         }
     }
 
-    /// Bytes of the whole backup, if it is codes.
+    /// Bytes of the whole backup, if it is codes to be copied.
     pub(super) fn code_bytes(&self) -> Option<u64> {
         let With::Backup { buffer, .. } = &self.with else { return None };
+        if self.stored_granules(false).is_empty() {
+            return None;
+        }
         Some(buffer.bytes()).filter(|bytes| *bytes < self.range.bytes)
     }
 
@@ -56,9 +61,19 @@ impl Filling {
         }
     }
 
+    /// The stored granules that are to be copied, or those that are in place.
+    pub(super) fn stored_granules(&self, are_in_place: bool) -> Vec<usize> {
+        let With::Backup { granules, in_place, .. } = &self.with else { return Vec::new() };
+        let is_one = |nth: &usize| granules[*nth].is_some() && in_place[*nth] == are_in_place;
+        (0..granules.len()).filter(is_one).collect()
+    }
+
     /// `None` where it need not be.
     pub(super) fn fetch(&self, granule_bytes: u64) -> Option<Result<Pending<BackupBuffer>, DriverError>> {
         let With::Backup { buffer, first, .. } = &self.with else { return None };
+        if self.stored_granules(false).is_empty() {
+            return None;
+        }
         let start = *first as u64 * granule_bytes;
         buffer.fetch(start..start + self.range.bytes)
     }

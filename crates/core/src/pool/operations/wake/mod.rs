@@ -59,21 +59,14 @@ impl Shared {
         let deadline = Deadline::begin(self.driver(), request.wait_max);
         let (visited, exclusive) =
             self.exclusive(WAKE, request.tags.as_deref(), TagState::is_asleep, false, deadline)?;
+        self.bring_back(exclusive.tags())?;
         {
             // With this lock no other thread holds mappings of these tags, to be restored later.
             let _vm = self.lock_memory()?;
             self.open_state()?.heap_mut().lay_out(exclusive.tags(), self.shape().span_bytes);
         }
-        let (mut waited, mut retry) = (Duration::ZERO, Retry::default());
-        let (plan, mut woken, verified) = loop {
-            let mut plan = self.open_state()?.plan_wake(&visited, exclusive.tags(), request.tags.is_some());
-            let (woken, next) = self.try_wake(&mut plan, request, deadline, &mut retry, when_ready);
-            match woken {
-                Ok((woken, verified)) => break (plan, woken, verified),
-                Err(error) => waited += self.before_another(error, next, &plan.tags, deadline)?,
-            }
-        };
-        add(&mut woken.phases.wait_s, waited);
+        let woken = self.wake_in_attempts(&visited, exclusive.tags(), request, deadline, when_ready);
+        let (plan, woken, verified) = woken.inspect_err(|_| self.lend_again(exclusive.tags()))?;
         let (undefined_tags, lost) = self.commit_wake(&plan, &verified);
         // The next sleep must find the backups unshared.
         drop(plan.fillings);
@@ -82,6 +75,7 @@ impl Shared {
             already_awake_tags: plan.already_awake,
             seconds: started.elapsed().as_secs_f64(),
             mapped_bytes: woken.mapped_bytes,
+            returned_bytes: woken.returned_bytes,
             copied_bytes: woken.copied_bytes,
             read_bytes: woken.read_bytes,
             disk_read_bytes: woken.disk_read_bytes,
@@ -97,6 +91,28 @@ impl Shared {
             let _ = self.backups().trim();
         }
         Ok(report)
+    }
+
+    fn wake_in_attempts(
+        &self,
+        visited: &[TagKey],
+        held: &[TagKey],
+        request: &WakeRequest,
+        deadline: Deadline,
+        when_ready: ReadyStep<'_>,
+    ) -> Result<(WakePlan, Woken, Verified)> {
+        let (mut waited, mut retry) = (Duration::ZERO, Retry::default());
+        loop {
+            let mut plan = self.open_state()?.plan_wake(visited, held, request.tags.is_some());
+            let (woken, next) = self.try_wake(&mut plan, request, deadline, &mut retry, when_ready);
+            match woken {
+                Ok((mut woken, verified)) => {
+                    add(&mut woken.phases.wait_s, waited);
+                    return Ok((plan, woken, verified));
+                }
+                Err(error) => waited += self.before_another(error, next, &plan.tags, deadline)?,
+            }
+        }
     }
 
     /// Maps and fills the plan, or undoes it and returns what to do about a full device.
@@ -222,6 +238,7 @@ impl Shared {
         let mut state = self.lock_state();
         state.heap_mut().segments_mut().store(&plan.mappings);
         let kept: HashSet<TagKey> = plan.tags.iter().copied().filter(|tag| state.serves_on(*tag)).collect();
+        state.forget_lent(&plan.tags);
         plan.tags.iter().for_each(|tag| state.wake(*tag));
         state.note_seen(plan.fillings.iter().flat_map(|filling| filling.stored(self.shape().granule_bytes)));
         state.note_unseen(verified.unseen.iter().copied());

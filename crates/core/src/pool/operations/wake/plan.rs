@@ -10,6 +10,7 @@ use crate::pool::parts::heap::Use;
 use crate::pool::state::PoolState;
 use crate::pool::tools::keys::{SegmentKey, TagKey};
 use crate::pool::tools::mapping::Mapping;
+use crate::pool::tools::shape::Shape;
 use crate::tag::{Changes, Dropped, Tag, TagState};
 
 #[derive(Debug)]
@@ -95,6 +96,7 @@ impl PoolState {
             let mut fill = |range, with| {
                 fillings.push((key, Filling { mapping: 0, tag: entry.name().clone(), range, with }));
             };
+            let mut returned: Vec<DeviceRange> = Vec::new();
             for (at, chunk) in segment.chunks() {
                 let first = shape.granules(at - segment.range().addr);
                 let of_chunk = &uses[first..first + shape.granules(chunk.bytes)];
@@ -102,6 +104,9 @@ impl PoolState {
                     continue;
                 }
                 let range = DeviceRange::new(at, chunk.bytes);
+                if self.lent().has_come_back((key, at)) {
+                    returned.push(range);
+                }
                 mappings.push(Mapping { segment: key, range, backing: chunk.backing });
                 if entry.state() == TagState::AsleepDropped && entry.policy().dropped == Dropped::Zeros {
                     let gaps = self.backups().gaps(tag, key, range);
@@ -125,12 +130,23 @@ impl PoolState {
                         if part.iter().any(Option::is_some) {
                             let (first, granules) = (nth * most, part.to_vec());
                             let range = shape.granule_range(extent.addr, first, part.len());
+                            let in_place = in_place(shape, range, &returned);
                             let buffer = Arc::clone(&backup.buffer);
-                            fill(range, With::Backup { buffer, first, granules, is_last });
+                            fill(range, With::Backup { buffer, first, granules, in_place, is_last });
                         }
                     }
                 }
             }
         }
     }
+}
+
+/// Of each granule of `range`, whether it lies in one of `returned`, which are ordered by address.
+fn in_place(shape: Shape, range: DeviceRange, returned: &[DeviceRange]) -> Vec<bool> {
+    let granules = (0..shape.granules(range.bytes)).map(|nth| shape.granule_range(range.addr, nth, 1));
+    let is_in_place = |granule: DeviceRange| {
+        let after = returned.partition_point(|returned| returned.addr <= granule.addr);
+        after > 0 && returned[after - 1].contains(&granule)
+    };
+    granules.map(is_in_place).collect()
 }

@@ -1,0 +1,50 @@
+//! Lending: the memory of sleeping tags leaves the device only when it is needed elsewhere.
+//!
+//! A pool that sleeps may give descriptors of its memory to a [`Broker`], which keeps the memory in use until its owner takes
+//! it back, or until another owner needs it. Whatever is lent has a current backup, or was dropped by the sleep. So a broker
+//! can give memory up at any time without a question, and when a broker ends, time is lost and no byte.
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+/// Memory of a sleeping tag, by the number that its pool gave it.
+#[derive(Debug)]
+pub struct Lent {
+    /// Unique among what its pool lends.
+    pub id: u64,
+    /// In bytes.
+    pub bytes: u64,
+    /// From [`Driver::export`](crate::Driver::export).
+    pub descriptor: OwnedFd,
+}
+
+/// Why a broker cannot be used, in its own words.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct BrokerError {
+    /// What happened, and what to do.
+    pub reason: String,
+}
+
+/// Holds memory that one pool lends, beside that of others. No call waits for long, whatever became of the broker: each has a
+/// deadline of its own. After an error the pool goes on as it would without a broker.
+pub trait Broker: Send + Sync + fmt::Debug {
+    /// Takes descriptors of memory of a pool that sleeps.
+    ///
+    /// # Errors
+    /// Nothing was taken.
+    fn lend(&self, memory: Vec<Lent>) -> Result<(), BrokerError>;
+
+    /// Gives back what is still there of this.
+    ///
+    /// # Errors
+    /// Nothing comes back, now or later.
+    fn take_back(&self, ids: &[u64]) -> Result<Vec<Lent>, BrokerError>;
+
+    /// Has others' memory, then this pool's, given up until so many bytes are. Returns how many were.
+    ///
+    /// # Errors
+    /// Nothing is known to be given up.
+    fn ask(&self, bytes: u64, wait_max: Duration) -> Result<u64, BrokerError>;
+}

@@ -1,0 +1,209 @@
+//! Lending what a sleep has unmapped, taking it back for a wake, and asking for what others lend.
+//!
+//! Promise: whatever a broker answers, or if it does not, memory is in one place: lent, held, or released.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::lend::{Broker, BrokerError, Lent};
+use crate::pool::shared::{MemoryGuard, Shared};
+use crate::pool::state::PoolState;
+use crate::pool::tools::error::Result;
+use crate::pool::tools::keys::{Location, TagKey};
+use crate::pool::tools::mapping::{Backing, Mapping};
+
+/// Chunks lent at most by a sleep, the largest first: each is an open file of the broker's.
+const CHUNKS_MAX: usize = 512;
+
+/// Longest wait for memory that others have to make backups of first.
+const ASK_MAX: Duration = Duration::from_secs(10);
+
+/// What became of a sleep's memory that was to be lent.
+#[derive(Debug, Default)]
+pub(super) struct Lending {
+    pub(super) lent_bytes: u64,
+    /// Why nothing was, if a broker refused.
+    pub(super) refused: Option<BrokerError>,
+}
+
+impl Shared {
+    /// Lends unmapped chunks. What is not lent stays held.
+    pub(super) fn lend<'a>(
+        &'a self,
+        mut memory: MemoryGuard<'a>,
+        mappings: &mut [Mapping],
+    ) -> (MemoryGuard<'a>, Lending) {
+        let mut lending = Lending::default();
+        let Some(broker) = self.broker() else { return (memory, lending) };
+        let mut order: Vec<usize> = (0..mappings.len()).collect();
+        order.sort_by_key(|nth| std::cmp::Reverse(mappings[*nth].range.bytes));
+        let (mut lent, mut chosen) = (Vec::new(), Vec::new());
+        for nth in order {
+            let Mapping { range, backing, .. } = mappings[nth];
+            if lent.len() == CHUNKS_MAX {
+                break;
+            }
+            // What cannot be exported is released, as without a broker.
+            if let Backing::Held(id) = backing
+                && let Some(descriptor) = memory.descriptor(id)
+            {
+                lent.push(Lent { id: range.addr, bytes: range.bytes, descriptor });
+                chosen.push(nth);
+            }
+        }
+        if lent.is_empty() {
+            return (memory, lending);
+        }
+        // A broker's answer takes its time, and nothing else knows these chunks.
+        drop(memory);
+        self.withdraw_orphans(&**broker);
+        let answer = broker.lend(lent);
+        memory = self.lock_memory_anyway();
+        match answer {
+            Ok(()) => {
+                let mut released: Vec<Mapping> = Vec::with_capacity(chosen.len());
+                for nth in chosen {
+                    lending.lent_bytes += mappings[nth].range.bytes;
+                    // A release that the driver refuses is deferred: the memory stays until then.
+                    let _ = memory.release(&mut mappings[nth]);
+                    released.push(mappings[nth]);
+                }
+                let mut state = self.lock_state();
+                for mapping in released {
+                    state.lent_mut().lend((mapping.segment, mapping.range.addr), mapping.range.bytes);
+                }
+            }
+            Err(error) => lending.refused = Some(error),
+        }
+        (memory, lending)
+    }
+
+    /// Takes back what is lent of these tags, which the caller has locked exclusively. It is held then, where it was.
+    pub(super) fn bring_back(&self, tags: &[TagKey]) -> Result<()> {
+        let lent = self.open_state()?.lent_of(tags);
+        let Some(broker) = self.broker().filter(|_| !lent.is_empty()) else { return Ok(()) };
+        let mut returned = taken_back(&**broker, &lent);
+        let mut memory = self.lock_memory()?;
+        let mut held: Vec<Mapping> = Vec::new();
+        for ((segment, addr), bytes) in &lent {
+            let Some(Lent { descriptor, .. }) = returned.remove(addr).filter(|back| back.bytes == *bytes)
+            else {
+                continue;
+            };
+            // What cannot be imported is gone with its descriptor.
+            if let Ok(id) = memory.import(descriptor, *bytes) {
+                let mut mapping = Mapping::absent(*segment, *addr, *bytes);
+                mapping.backing = Backing::Held(id);
+                held.push(mapping);
+            }
+        }
+        let unfit = self.lock_state().note_back(&lent, &held);
+        // Their blocks were freed while they slept. A refused release is deferred.
+        for mut mapping in unfit {
+            let _ = memory.release(&mut mapping);
+        }
+        Ok(())
+    }
+
+    /// Lends again what came back for a wake that failed, and releases what cannot be.
+    pub(super) fn lend_again(&self, tags: &[TagKey]) {
+        let memory = self.lock_memory_anyway();
+        let mut mappings = self.lock_state().take_back_of(tags);
+        if mappings.is_empty() {
+            return;
+        }
+        let (mut memory, _) = self.lend(memory, &mut mappings);
+        for mapping in &mut mappings {
+            // A refused release is deferred.
+            let _ = memory.release(mapping);
+        }
+    }
+
+    /// Has what these tags lend given up. Returns the bytes.
+    pub(super) fn withdraw(&self, tags: &[TagKey]) -> Result<u64> {
+        let lent = self.open_state()?.lent_of(tags);
+        let Some(broker) = self.broker() else { return Ok(0) };
+        self.withdraw_orphans(&**broker);
+        if lent.is_empty() {
+            return Ok(0);
+        }
+        let bytes = taken_back(&**broker, &lent).values().map(|back| back.bytes).sum();
+        self.lock_state().note_back(&lent, &[]);
+        Ok(bytes)
+    }
+
+    /// What was lent at addresses that were given back since: they may be had again.
+    fn withdraw_orphans(&self, broker: &dyn Broker) {
+        let orphans = self.lock_state().lent_mut().take_orphans();
+        if !orphans.is_empty() {
+            // A broker that fails has nothing any more.
+            drop(broker.take_back(&orphans));
+        }
+    }
+
+    /// Has others give up what they lend. Returns the bytes; without locks.
+    pub(in crate::pool) fn ask(&self, bytes: u64) -> u64 {
+        // Without an answer there is nothing to be had.
+        self.broker().and_then(|broker| broker.ask(bytes, ASK_MAX).ok()).unwrap_or(0)
+    }
+}
+
+/// By address. A broker that fails has nothing any more.
+fn taken_back(broker: &dyn Broker, lent: &[(Location, u64)]) -> BTreeMap<u64, Lent> {
+    let ids: Vec<u64> = lent.iter().map(|((_, addr), _)| *addr).collect();
+    let returned = broker.take_back(&ids).unwrap_or_default();
+    returned.into_iter().map(|back| (back.id, back)).collect()
+}
+
+impl PoolState {
+    fn lent_of(&self, tags: &[TagKey]) -> Vec<(Location, u64)> {
+        let keys = tags.iter().flat_map(|tag| self.heap().segments().keys_of(*tag));
+        keys.flat_map(|key| self.lent().of_segment(key).collect::<Vec<_>>()).collect()
+    }
+
+    /// Of what was lent, `held` is back; the rest is gone. Returns what has no chunk any more.
+    fn note_back(&mut self, lent: &[(Location, u64)], held: &[Mapping]) -> Vec<Mapping> {
+        let back: BTreeMap<Location, Mapping> =
+            held.iter().map(|mapping| ((mapping.segment, mapping.range.addr), *mapping)).collect();
+        let mut unfit = Vec::new();
+        for (location, bytes) in lent {
+            let chunk = self.heap().segments().mapping(*location);
+            let fits = chunk.is_some_and(|chunk| chunk.is_absent() && chunk.range.bytes == *bytes);
+            match back.get(location) {
+                Some(mapping) if fits => {
+                    self.heap_mut().segments_mut().store(&[*mapping]);
+                    self.lent_mut().note_back(*location);
+                }
+                gone => {
+                    unfit.extend(gone);
+                    self.lent_mut().forget(*location);
+                }
+            }
+        }
+        unfit
+    }
+
+    /// What came back and is not mapped: it leaves its chunks.
+    fn take_back_of(&mut self, tags: &[TagKey]) -> Vec<Mapping> {
+        let mut mappings = Vec::new();
+        for (location, _) in self.lent_of(tags) {
+            let chunk = self.heap().segments().mapping(location);
+            let is_held = |chunk: &Mapping| matches!(chunk.backing, Backing::Held(_));
+            if self.lent().has_come_back(location)
+                && let Some(chunk) = chunk.filter(is_held)
+            {
+                self.heap_mut().segments_mut().set_absent(location);
+                mappings.push(chunk);
+            }
+            self.lent_mut().forget(location);
+        }
+        mappings
+    }
+
+    /// These tags are awake: their memory is theirs.
+    pub(super) fn forget_lent(&mut self, tags: &[TagKey]) {
+        for (location, _) in self.lent_of(tags) {
+            self.lent_mut().forget(location);
+        }
+    }
+}
