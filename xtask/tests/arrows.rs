@@ -17,6 +17,7 @@ use cargo_metadata::{Dependency, DependencyKind, Metadata, MetadataCommand};
 const ARROWS: &[(&str, &[&str])] = &[
     ("poorwill-core", &[]),
     ("poorwill-triton", &[]),
+    ("poorwill-broker", &[]),
     ("poorwill-net", &[]),
     ("poorwill-rotation-policy", &[]),
     ("poorwill-fleet", &["poorwill-net"]),

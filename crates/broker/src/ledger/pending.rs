@@ -1,0 +1,134 @@
+//! An ask on its way: what it has got so far, what it still lacks, and which owners it waits for.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::lent::Lent;
+use super::{Chunk, ConnectionId, LENDER_CHUNKS_MAX};
+use crate::protocol::Ask;
+
+/// What came of an ask.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct AskResult<M> {
+    pub(crate) handed: Vec<Chunk<M>>,
+    pub(crate) freed_bytes: u64,
+    pub(crate) given_up_bytes: u64,
+    /// Of an ask for all: what owners that were asked did not give up.
+    pub(crate) missing_bytes: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct PendingAsk<M> {
+    client: ConnectionId,
+    bytes: u64,
+    sizes: BTreeMap<u64, u64>,
+    deadline: Duration,
+    handed: Vec<Chunk<M>>,
+    handed_bytes: u64,
+    freed_bytes: u64,
+    given_up_bytes: u64,
+    /// All owners that were asked, and what was wanted of them.
+    asked: BTreeMap<ConnectionId, u64>,
+    waits_for: BTreeSet<ConnectionId>,
+}
+
+impl<M> PendingAsk<M> {
+    pub(super) fn new(
+        client: ConnectionId,
+        bytes: u64,
+        sizes: BTreeMap<u64, u64>,
+        deadline: Duration,
+    ) -> Self {
+        Self {
+            client,
+            bytes,
+            sizes,
+            deadline,
+            handed: Vec::new(),
+            handed_bytes: 0,
+            freed_bytes: 0,
+            given_up_bytes: 0,
+            asked: BTreeMap::new(),
+            waits_for: BTreeSet::new(),
+        }
+    }
+
+    pub(super) fn client(&self) -> ConnectionId {
+        self.client
+    }
+
+    pub(super) fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    /// What was lent and is now handed over or freed.
+    pub(super) fn taken_bytes(&self) -> u64 {
+        self.handed_bytes + self.freed_bytes
+    }
+
+    fn lacking_bytes(&self) -> u64 {
+        self.bytes.saturating_sub(self.taken_bytes().saturating_add(self.given_up_bytes))
+    }
+
+    /// Takes chunks of the sizes, the largest first.
+    pub(super) fn hand_over(&mut self, lent: &mut Lent<M>) {
+        let sizes: Vec<u64> = self.sizes.keys().rev().copied().collect();
+        for size in sizes {
+            while self.lacking_bytes() > 0 && self.handed.len() < LENDER_CHUNKS_MAX {
+                let Some(left) = self.sizes.get_mut(&size).filter(|left| **left > 0) else { break };
+                let Some(chunk) = lent.take_of(size) else { break };
+                *left -= 1;
+                self.handed_bytes += chunk.bytes;
+                self.handed.push(chunk);
+            }
+        }
+    }
+
+    /// Drops chunks: the largest first, but the smallest that is enough alone.
+    pub(super) fn free(&mut self, lent: &mut Lent<M>) {
+        while self.lacking_bytes() > 0 {
+            let Some(chunk) = lent.take_towards(self.lacking_bytes()) else { break };
+            self.freed_bytes += chunk.bytes;
+        }
+    }
+
+    /// What to ask an owner for that could give up so much. `None`: nothing, or it was asked before.
+    pub(super) fn ask_owner(&mut self, owner: ConnectionId, could_bytes: u64) -> Option<u64> {
+        let under_way: u64 = self.waits_for.iter().filter_map(|owner| self.asked.get(owner)).sum();
+        let bytes = self.lacking_bytes().saturating_sub(under_way).min(could_bytes);
+        if bytes == 0 || self.asked.contains_key(&owner) {
+            return None;
+        }
+        self.asked.insert(owner, bytes);
+        self.waits_for.insert(owner);
+        Some(bytes)
+    }
+
+    /// An owner's answer. False: none is awaited.
+    pub(super) fn add_given_up(&mut self, owner: ConnectionId, bytes: u64) -> bool {
+        let is_awaited = self.waits_for.remove(&owner);
+        if is_awaited {
+            self.given_up_bytes = self.given_up_bytes.saturating_add(bytes);
+        }
+        is_awaited
+    }
+
+    /// An owner will not answer. False: nothing waits for it.
+    pub(super) fn forget(&mut self, owner: ConnectionId) -> bool {
+        self.waits_for.remove(&owner)
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.lacking_bytes() == 0 || self.waits_for.is_empty()
+    }
+
+    pub(super) fn finish(self) -> AskResult<M> {
+        let asked_bytes: u64 = self.asked.values().sum();
+        let missing_bytes = match self.bytes {
+            Ask::ALL => asked_bytes.saturating_sub(self.given_up_bytes),
+            _ => self.lacking_bytes(),
+        };
+        let Self { handed, freed_bytes, given_up_bytes, .. } = self;
+        AskResult { handed, freed_bytes, given_up_bytes, missing_bytes }
+    }
+}

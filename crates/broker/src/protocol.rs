@@ -1,0 +1,179 @@
+//! What clients and the broker say to each other, as JSON. [`Ask`] and [`BrokerStatus`] are what users see of it.
+//!
+//! A client sends a request and reads one answer. The first request names the version; another version is refused.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// The version of the protocol. The name of the socket has it as well.
+pub const VERSION: u32 = 1;
+
+/// Longer names of devices and lenders are refused.
+pub(crate) const NAME_BYTES_MAX: usize = 128;
+
+/// More bytes of a lender are refused: sums stay far from what a number holds.
+pub(crate) const LENDER_BYTES_MAX: u64 = 1 << 50;
+
+/// More distinct sizes are refused.
+pub(crate) const SIZES_MAX: usize = 4096;
+
+/// Longer waits for owners are refused.
+pub(crate) const WITHIN_MS_MAX: u64 = 600_000;
+
+/// Of the first request: what every version has.
+#[derive(Debug, Deserialize)]
+pub(crate) struct AnyHello {
+    pub(crate) version: u32,
+}
+
+/// What a client sends.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Request {
+    /// The first of a client.
+    Hello { version: u32, device: String, name: String },
+    /// The first of a client's second connection, on which it is asked to give up memory.
+    Events { version: u32, client: u64 },
+    /// Ids and bytes; a descriptor for each comes along.
+    Lend { chunks: Vec<(u64, u64)> },
+    /// All that is still there.
+    TakeBack,
+    /// What the client could give up if asked.
+    Announce { bytes: u64 },
+    /// Sizes come with how often each serves.
+    Ask { bytes: u64, sizes: Vec<(u64, u64)>, within_ms: u64 },
+    /// What there is.
+    Status,
+    /// Answers [`Answer::GiveUp`].
+    GaveUp { ask: u64, bytes: u64 },
+}
+
+/// What the broker sends.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "snake_case")]
+pub(crate) enum Answer {
+    Welcome {
+        client: u64,
+    },
+    Refused {
+        refusal: Refusal,
+    },
+    Done,
+    /// Ids and bytes; a descriptor for each comes along.
+    Chunks {
+        chunks: Vec<(u64, u64)>,
+    },
+    /// The bytes of what is handed over; a descriptor for each comes along.
+    Asked {
+        handed: Vec<u64>,
+        freed_bytes: u64,
+        given_up_bytes: u64,
+        missing_bytes: u64,
+    },
+    Status {
+        status: BrokerStatus,
+    },
+    /// The request was not fulfilled.
+    Bad {
+        why: String,
+    },
+    /// Not an answer: an owner is asked, on its second connection.
+    GiveUp {
+        ask: u64,
+        bytes: u64,
+    },
+}
+
+/// Why a connection is not taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "why", rename_all = "snake_case")]
+pub(crate) enum Refusal {
+    User { broker: u32, client: u32 },
+    Version { broker: u32, client: u32 },
+    Full { connections: usize },
+    Ending,
+}
+
+/// Memory that is wanted on a client's device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ask {
+    /// How much. [`Ask::ALL`] is all of the device.
+    pub bytes: u64,
+    /// Chunks of these sizes are handed over rather than freed; each size serves once.
+    pub sizes: Vec<u64>,
+    /// How long to wait for owners that have announced memory. Zero: they are not asked.
+    pub within: Duration,
+}
+
+impl Ask {
+    /// All that lenders and owners have on the device.
+    pub const ALL: u64 = u64::MAX;
+}
+
+/// What a broker has, and what it has done since it began.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct BrokerStatus {
+    /// Clients that lend or have announced something, by their connections' age.
+    pub lenders: Vec<LenderStatus>,
+    /// Sums since the broker began.
+    pub totals: BrokerTotals,
+}
+
+/// What a client lends.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct LenderStatus {
+    /// The device that all of it is on.
+    pub device: String,
+    /// Its name for people.
+    pub name: String,
+    /// Its process.
+    pub pid: u32,
+    /// What is still there.
+    pub lent_bytes: u64,
+    /// In how many chunks.
+    pub chunks: usize,
+    /// What it could give up besides.
+    pub announced_bytes: u64,
+    /// How long it has been lending. `None`: nothing of it is there.
+    pub lent_s: Option<u64>,
+}
+
+/// Sums since a broker began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct BrokerTotals {
+    /// What was lent.
+    pub lent_bytes: u64,
+    /// What of it was freed or handed over to those who asked.
+    pub taken_bytes: u64,
+    /// What of it lenders took back.
+    pub brought_back_bytes: u64,
+    /// What owners gave up when asked.
+    pub given_up_bytes: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_read_as_they_are_written() {
+        for (request, text) in [
+            (
+                Request::Hello { version: 1, device: "GPU-1".into(), name: "a".into() },
+                r#"{"request":"hello","version":1,"device":"GPU-1","name":"a"}"#,
+            ),
+            (Request::Lend { chunks: vec![(7, u64::MAX)] }, r#"{"request":"lend","chunks":[[7,18446744073709551615]]}"#),
+            (Request::TakeBack, r#"{"request":"take_back"}"#),
+        ] {
+            assert_eq!(serde_json::to_string(&request).unwrap(), text);
+            assert_eq!(serde_json::from_str::<Request>(text).unwrap(), request);
+        }
+        for text in ["", "{}", r#"{"request":"steal"}"#, r#"{"request":"announce","bytes":-1}"#, "[1]"] {
+            assert!(serde_json::from_str::<Request>(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,2 @@
+//! x
+use poorwill_testkit as _; use proptest as _;
