@@ -90,11 +90,8 @@ impl Client {
     /// # Errors
     /// If there is no broker of this user and this version.
     pub fn connect(path: &Path, hello: &Hello, timeout: Duration) -> Result<Self, ClientError> {
-        let request = Request::Hello {
-            version: VERSION,
-            device: hello.device.clone(),
-            name: hello.name.clone(),
-        };
+        let request =
+            Request::Hello { version: VERSION, device: hello.device.clone(), name: hello.name.clone() };
         let (line, id) = Line::open(path, &request, timeout)?;
         Ok(Self {
             path: path.to_owned(),
@@ -196,9 +193,10 @@ impl Client {
         }
         let request = Request::Events { version: VERSION, client: self.id };
         let (line, _) = Line::open(&self.path, &request, self.timeout)?;
-        *events = Some(Events::start(line, self.timeout, give_up).map_err(|source| {
-            ClientError::NoThread { path: self.path.clone(), source }
-        })?);
+        *events = Some(
+            Events::start(line, self.timeout, give_up)
+                .map_err(|source| ClientError::NoThread { path: self.path.clone(), source })?,
+        );
         Ok(())
     }
 
@@ -253,7 +251,8 @@ impl Client {
     fn strange(&self, request: &'static str, answer: &Answer) -> ClientError {
         *self.link() = Link::Lost;
         tracing::warn!(request, ?answer, "broker's answer does not fit");
-        let why = format!("the answer to `{request}` does not fit, or descriptors of it are lacking (`ulimit -n`)");
+        let why =
+            format!("the answer to `{request}` does not fit, or descriptors of it are lacking (`ulimit -n`)");
         ClientError::Lost { path: self.path.clone(), why }
     }
 
@@ -276,5 +275,33 @@ impl Drop for Client {
         if let Some(events) = events.filter(|_| self.pid == std::process::id()) {
             events.stop();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Broker, BrokerOptions, BrokerStop};
+
+    #[test]
+    fn a_forked_child_gets_an_error_and_leaves_its_parent_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("broker.sock");
+        let broker = Broker::bind(&path, BrokerOptions::default()).unwrap();
+        let stop = BrokerStop::new().unwrap();
+        std::thread::scope(|scope| {
+            let run = scope.spawn(|| broker.run(&stop));
+            let hello = Hello { device: "GPU".into(), name: "parent".into() };
+            let mut client = Client::connect(&path, &hello, Duration::from_secs(60)).unwrap();
+            let parent = client.pid;
+            client.pid = parent + 1;
+            for error in [client.status().unwrap_err(), client.on_give_up(|bytes| bytes).unwrap_err()] {
+                assert!(matches!(error, ClientError::Forked { .. }), "{error}");
+            }
+            client.pid = parent;
+            assert!(client.status().is_ok());
+            stop.stop();
+            run.join().unwrap().unwrap();
+        });
     }
 }

@@ -6,6 +6,8 @@
 
 mod lent;
 mod pending;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -284,7 +286,9 @@ impl<M> Ledger<M> {
             (lender.announced_bytes > 0 && lender.events.is_some()).then_some(lender.announced_at)
         });
         for owner in order {
-            let Some(lender) = self.clients.get_mut(&owner).filter(|_| owner != ask.client()) else { continue };
+            let Some(lender) = self.clients.get_mut(&owner).filter(|_| owner != ask.client()) else {
+                continue;
+            };
             let bytes = ask.ask_owner(owner, lender.announced_bytes);
             let Some((bytes, events)) = bytes.zip(lender.events) else { continue };
             // Until it announces anew, no other ask counts on it.

@@ -166,7 +166,10 @@ mod tests {
                 Request::Hello { version: 1, device: "GPU-1".into(), name: "a".into() },
                 r#"{"request":"hello","version":1,"device":"GPU-1","name":"a"}"#,
             ),
-            (Request::Lend { chunks: vec![(7, u64::MAX)] }, r#"{"request":"lend","chunks":[[7,18446744073709551615]]}"#),
+            (
+                Request::Lend { chunks: vec![(7, u64::MAX)] },
+                r#"{"request":"lend","chunks":[[7,18446744073709551615]]}"#,
+            ),
             (Request::TakeBack, r#"{"request":"take_back"}"#),
         ] {
             assert_eq!(serde_json::to_string(&request).unwrap(), text);

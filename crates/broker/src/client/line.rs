@@ -64,11 +64,7 @@ impl From<Errno> for LineError {
 
 impl Line {
     /// Connects, says hello, and returns the client's number with the broker.
-    pub(super) fn open(
-        path: &Path,
-        hello: &Request,
-        timeout: Duration,
-    ) -> Result<(Self, u64), ClientError> {
+    pub(super) fn open(path: &Path, hello: &Request, timeout: Duration) -> Result<(Self, u64), ClientError> {
         let deadline = Instant::now() + timeout;
         let not_there = |why: String| ClientError::NotThere { path: path.to_owned(), why };
         let socket = connect_by(path, deadline).map_err(|error| not_there(error.to_string()))?;

@@ -268,7 +268,9 @@ impl<'o> Service<'o> {
             (Role::Client, _) if self.ledger.is_waiting(id) => {
                 Err("a request came before the last one was answered".into())
             }
-            (Role::Client, Request::Lend { chunks }) => self.lend(id, chunks, message.descriptors, message.is_cut),
+            (Role::Client, Request::Lend { chunks }) => {
+                self.lend(id, chunks, message.descriptors, message.is_cut)
+            }
             (Role::Client, request) => self.answer(id, request),
             (_, other) => Err(format!("not a request for now: {other:?}")),
         }
@@ -328,7 +330,9 @@ impl<'o> Service<'o> {
             }
             Request::Ask { bytes, sizes, within_ms } => {
                 if sizes.len() > SIZES_MAX || within_ms > WITHIN_MS_MAX {
-                    return Err(format!("an ask has over {SIZES_MAX} sizes or waits over {WITHIN_MS_MAX} ms"));
+                    return Err(format!(
+                        "an ask has over {SIZES_MAX} sizes or waits over {WITHIN_MS_MAX} ms"
+                    ));
                 }
                 let deadline = now + Duration::from_millis(within_ms);
                 let sizes = sizes.into_iter().collect();

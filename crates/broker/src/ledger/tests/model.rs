@@ -1,0 +1,275 @@
+//! A ledger as plain lists that are searched anew each time.
+
+use std::collections::BTreeMap;
+
+use crate::protocol::Ask;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum ModelEffect {
+    GiveUp {
+        events: u64,
+        ask: u64,
+        bytes: u64,
+    },
+    /// Freed, given up, missing.
+    Answer {
+        client: u64,
+        handed: Vec<(u64, u64)>,
+        sums: (u64, u64, u64),
+    },
+    Close {
+        events: u64,
+    },
+}
+
+#[derive(Debug)]
+struct ModelLender {
+    id: u64,
+    device: usize,
+    lent: Vec<(u64, u64)>,
+    since: u64,
+    announced: u64,
+    announced_at: u64,
+    events: Option<u64>,
+}
+
+#[derive(Debug)]
+struct ModelAsk {
+    client: u64,
+    bytes: u64,
+    sizes: Vec<u64>,
+    deadline: u64,
+    handed: Vec<(u64, u64)>,
+    freed: u64,
+    given: u64,
+    asked: Vec<(u64, u64)>,
+    waits: Vec<u64>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct LedgerModel {
+    lenders: Vec<ModelLender>,
+    asks: BTreeMap<u64, ModelAsk>,
+    totals: (u64, u64, u64, u64),
+}
+
+impl ModelAsk {
+    fn lacks(&self) -> u64 {
+        let got = self.handed.iter().map(|(_, bytes)| bytes).sum::<u64>() + self.freed + self.given;
+        self.bytes.saturating_sub(got)
+    }
+}
+
+impl LedgerModel {
+    pub(super) fn join(&mut self, id: u64, device: usize) {
+        let lent = Vec::new();
+        let lender = ModelLender { id, device, lent, since: 0, announced: 0, announced_at: 0, events: None };
+        self.lenders.push(lender);
+    }
+
+    pub(super) fn leave(&mut self, id: u64, now: u64) -> Vec<ModelEffect> {
+        let at = self.lenders.iter().position(|lender| lender.id == id).unwrap();
+        let lender = self.lenders.remove(at);
+        self.asks.retain(|_, ask| ask.client != id);
+        let mut effects = self.forget(id, now);
+        effects.extend(lender.events.map(|events| ModelEffect::Close { events }));
+        effects
+    }
+
+    pub(super) fn listen(&mut self, id: u64, events: u64) -> bool {
+        let lender = self.of(id);
+        lender.events.is_none() && lender.events.replace(events).is_none()
+    }
+
+    pub(super) fn stop_listening(&mut self, id: u64, now: u64) -> Vec<ModelEffect> {
+        self.of(id).events = None;
+        self.forget(id, now)
+    }
+
+    fn forget(&mut self, owner: u64, now: u64) -> Vec<ModelEffect> {
+        let mut effects = Vec::new();
+        for id in self.asks.keys().copied().collect::<Vec<_>>() {
+            let ask = self.asks.get_mut(&id).unwrap();
+            if ask.waits.contains(&owner) {
+                ask.waits.retain(|other| *other != owner);
+                self.advance(id, now, &mut effects);
+            }
+        }
+        effects
+    }
+
+    pub(super) fn lend(&mut self, id: u64, chunks: &[(u64, u64)], now: u64) -> bool {
+        let lender = self.of(id);
+        let mut all = lender.lent.clone();
+        for (id, bytes) in chunks {
+            if *bytes == 0 || all.iter().any(|(other, _)| other == id) {
+                return false;
+            }
+            all.push((*id, *bytes));
+        }
+        if lender.lent.is_empty() {
+            lender.since = now;
+        }
+        lender.lent = all;
+        self.totals.0 += chunks.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        true
+    }
+
+    pub(super) fn take_back(&mut self, id: u64) -> Vec<(u64, u64)> {
+        let mut lent = std::mem::take(&mut self.of(id).lent);
+        lent.sort_unstable();
+        self.totals.2 += lent.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        lent
+    }
+
+    pub(super) fn announce(&mut self, id: u64, bytes: u64, now: u64) {
+        let lender = self.of(id);
+        if lender.announced == 0 {
+            lender.announced_at = now;
+        }
+        lender.announced = bytes;
+    }
+
+    pub(super) fn is_waiting(&self, client: u64) -> bool {
+        self.asks.values().any(|ask| ask.client == client)
+    }
+
+    pub(super) fn ask(
+        &mut self,
+        id: u64,
+        client: u64,
+        bytes: u64,
+        sizes: Vec<u64>,
+        (now, deadline): (u64, u64),
+    ) -> Vec<ModelEffect> {
+        let ask = ModelAsk {
+            client,
+            bytes,
+            sizes,
+            deadline,
+            handed: Vec::new(),
+            freed: 0,
+            given: 0,
+            asked: Vec::new(),
+            waits: Vec::new(),
+        };
+        self.asks.insert(id, ask);
+        let mut effects = Vec::new();
+        self.advance(id, now, &mut effects);
+        effects
+    }
+
+    pub(super) fn gave_up(&mut self, owner: u64, ask: u64, bytes: u64, now: u64) -> Vec<ModelEffect> {
+        let mut effects = Vec::new();
+        if let Some(pending) = self.asks.get_mut(&ask).filter(|pending| pending.waits.contains(&owner)) {
+            pending.waits.retain(|other| *other != owner);
+            pending.given += bytes;
+            self.totals.3 += bytes;
+            self.advance(ask, now, &mut effects);
+        }
+        effects
+    }
+
+    pub(super) fn expire(&mut self, now: u64) -> Vec<ModelEffect> {
+        let mut effects = Vec::new();
+        for id in self.asks.keys().copied().collect::<Vec<_>>() {
+            if self.asks[&id].deadline <= now {
+                self.advance(id, now, &mut effects);
+            }
+        }
+        effects
+    }
+
+    fn advance(&mut self, id: u64, now: u64, effects: &mut Vec<ModelEffect>) {
+        let mut ask = self.asks.remove(&id).unwrap();
+        let device = self.of(ask.client).device;
+        self.take(&mut ask, device);
+        let mut owners: Vec<&mut ModelLender> = self.lenders.iter_mut().collect();
+        owners.sort_by_key(|owner| (owner.announced_at, owner.id));
+        for owner in owners {
+            let Some(events) = owner.events else { continue };
+            let was_asked = ask.asked.iter().any(|(other, _)| *other == owner.id);
+            if now >= ask.deadline || owner.device != device || owner.id == ask.client || was_asked {
+                continue;
+            }
+            let awaited = ask.asked.iter().filter(|(other, _)| ask.waits.contains(other));
+            let bytes =
+                ask.lacks().saturating_sub(awaited.map(|(_, bytes)| bytes).sum()).min(owner.announced);
+            if bytes > 0 {
+                owner.announced -= bytes;
+                ask.asked.push((owner.id, bytes));
+                ask.waits.push(owner.id);
+                effects.push(ModelEffect::GiveUp { events, ask: id, bytes });
+            }
+        }
+        if ask.lacks() > 0 && !ask.waits.is_empty() && now < ask.deadline {
+            self.asks.insert(id, ask);
+            return;
+        }
+        let asked: u64 = ask.asked.iter().map(|(_, bytes)| bytes).sum();
+        let missing = if ask.bytes == Ask::ALL { asked.saturating_sub(ask.given) } else { ask.lacks() };
+        let sums = (ask.freed, ask.given, missing);
+        effects.push(ModelEffect::Answer { client: ask.client, handed: ask.handed, sums });
+    }
+
+    fn take(&mut self, ask: &mut ModelAsk, device: usize) {
+        let mut lenders: Vec<&mut ModelLender> =
+            self.lenders.iter_mut().filter(|lender| lender.device == device).collect();
+        lenders.sort_by_key(|lender| (lender.id == ask.client, lender.since, lender.id));
+        ask.sizes.sort_unstable_by(|a, b| b.cmp(a));
+        for lender in &mut lenders {
+            lender.lent.sort_unstable();
+            for size in std::mem::take(&mut ask.sizes) {
+                let at = lender.lent.iter().position(|(_, bytes)| *bytes == size);
+                match at.filter(|_| ask.lacks() > 0) {
+                    Some(at) => {
+                        ask.handed.push(lender.lent.remove(at));
+                        self.totals.1 += size;
+                    }
+                    None => ask.sizes.push(size),
+                }
+            }
+        }
+        for lender in lenders {
+            lender.lent.sort_unstable_by_key(|(id, bytes)| (*bytes, *id));
+            while ask.lacks() > 0 && !lender.lent.is_empty() {
+                let enough = lender.lent.iter().position(|(_, bytes)| *bytes >= ask.lacks());
+                let (_, bytes) = lender.lent.remove(enough.unwrap_or(lender.lent.len() - 1));
+                ask.freed += bytes;
+                self.totals.1 += bytes;
+            }
+        }
+    }
+
+    /// Device, bytes, chunks, announced bytes and the time of lending of those that have some.
+    pub(super) fn rows(&self, now: u64) -> Vec<(String, u64, usize, u64, Option<u64>)> {
+        let mut rows = Vec::new();
+        for lender in &self.lenders {
+            let bytes = lender.lent.iter().map(|(_, bytes)| bytes).sum();
+            let lent_s = (bytes > 0).then(|| now - lender.since);
+            if bytes > 0 || lender.announced > 0 {
+                rows.push((lender.device.to_string(), bytes, lender.lent.len(), lender.announced, lent_s));
+            }
+        }
+        rows
+    }
+
+    /// How many chunks exist: lent, or waiting for the rest of an ask.
+    pub(super) fn chunks(&self) -> usize {
+        let lent: usize = self.lenders.iter().map(|lender| lender.lent.len()).sum();
+        lent + self.asks.values().map(|ask| ask.handed.len()).sum::<usize>()
+    }
+
+    pub(super) fn deadline(&self) -> Option<u64> {
+        self.asks.values().map(|ask| ask.deadline).min()
+    }
+
+    /// Lent, taken, brought back, given up.
+    pub(super) fn totals(&self) -> (u64, u64, u64, u64) {
+        self.totals
+    }
+
+    fn of(&mut self, id: u64) -> &mut ModelLender {
+        self.lenders.iter_mut().find(|lender| lender.id == id).unwrap()
+    }
+}

@@ -1,0 +1,213 @@
+//! Who asks gets memory of lenders first, and then of owners that give some up.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use poorwill_broker::{Ask, Asked, Client, ClientError};
+use poorwill_testkit::latch::Latch;
+use poorwill_testkit::watchdog::eventually;
+
+use crate::support::{Served, at_once, chunks, connect, number, options, taken_back, waiting};
+
+/// Handed over, freed, given up, missing.
+fn sums(asked: &Asked) -> (u64, u64, u64, u64) {
+    let handed = asked.handed.iter().map(|chunk| chunk.bytes).sum();
+    (handed, asked.freed_bytes, asked.given_up_bytes, asked.missing_bytes)
+}
+
+#[test]
+fn an_ask_gets_its_sizes_and_frees_the_rest() {
+    let broker = Served::start(options());
+    let (old, young, asker) = (broker.client("old"), broker.client("young"), broker.client("asker"));
+    old.lend(chunks(&[(1, 4), (2, 16)])).unwrap();
+    young.lend(chunks(&[(7, 8), (8, 8)])).unwrap();
+    asker.lend(chunks(&[(9, 8)])).unwrap();
+    let asked = asker.ask(&at_once(20, &[8, 3])).unwrap();
+    assert_eq!(sums(&asked), (8, 16, 0, 0));
+    assert_eq!(asked.handed.iter().map(|chunk| number(&chunk.descriptor)).collect::<Vec<_>>(), [7]);
+    assert_eq!((taken_back(&old), taken_back(&young)), (vec![(1, 4)], vec![(8, 8)]));
+    assert_eq!(taken_back(&asker), [(9, 8)]);
+}
+
+#[test]
+fn another_device_gives_nothing() {
+    let broker = Served::start(options());
+    let (lender, asker) = (broker.client("lender"), connect(&broker.path, "GPU-2", "asker"));
+    lender.lend(chunks(&[(1, 4)])).unwrap();
+    assert_eq!(sums(&asker.ask(&at_once(4, &[4])).unwrap()), (0, 0, 0, 4));
+    assert_eq!(sums(&asker.ask(&at_once(Ask::ALL, &[])).unwrap()), (0, 0, 0, 0));
+    assert_eq!(taken_back(&lender), [(1, 4)]);
+}
+
+#[test]
+fn all_is_everything_on_the_device() {
+    let broker = Served::start(options());
+    let (lender, asker) = (broker.client("lender"), broker.client("asker"));
+    lender.lend(chunks(&[(1, 4), (2, 4)])).unwrap();
+    asker.lend(chunks(&[(1, 2)])).unwrap();
+    assert_eq!(sums(&asker.ask(&at_once(Ask::ALL, &[4])).unwrap()), (4, 6, 0, 0));
+}
+
+/// An owner that gives up what is wanted, and says what that was.
+fn owner(broker: &Served, name: &str, announced: u64) -> (Client, Receiver<u64>) {
+    let client = broker.client(name);
+    let (wanted, asked) = channel();
+    client
+        .on_give_up(move |bytes| {
+            wanted.send(bytes).unwrap();
+            bytes
+        })
+        .unwrap();
+    client.announce(announced).unwrap();
+    (client, asked)
+}
+
+#[test]
+fn owners_are_asked_for_what_is_not_lent_the_oldest_first() {
+    let broker = Served::start(options());
+    let asker = broker.client("asker");
+    let (lender, asked_lender) = owner(&broker, "old", 10);
+    let (_owner, asked_owner) = owner(&broker, "young", 10);
+    lender.lend(chunks(&[(1, 4)])).unwrap();
+    assert_eq!(sums(&asker.ask(&waiting(17)).unwrap()), (0, 4, 13, 0));
+    assert_eq!((asked_lender.recv(), asked_owner.recv()), (Ok(10), Ok(3)));
+    // What was asked for is announced no more.
+    let announced: Vec<u64> = asker.status().unwrap().lenders.iter().map(|row| row.announced_bytes).collect();
+    assert_eq!(announced, [7]);
+    assert_eq!(sums(&asker.ask(&waiting(Ask::ALL)).unwrap()), (0, 0, 7, 0));
+    assert_eq!(asker.status().unwrap().totals.given_up_bytes, 20);
+}
+
+#[test]
+fn an_owner_is_not_asked_without_time_by_itself_or_without_a_callback() {
+    let broker = Served::start(options());
+    let (client, asked) = owner(&broker, "owner", 10);
+    let mute = broker.client("mute");
+    mute.announce(10).unwrap();
+    assert_eq!(sums(&mute.ask(&at_once(5, &[])).unwrap()), (0, 0, 0, 5));
+    assert_eq!(sums(&client.ask(&waiting(5)).unwrap()), (0, 0, 0, 5));
+    assert!(asked.try_recv().is_err());
+    let error = client.on_give_up(|bytes| bytes).unwrap_err();
+    assert!(matches!(error, ClientError::BadRequest { .. }), "{error}");
+}
+
+#[test]
+fn an_owner_that_gives_less_is_made_up_for_by_the_next() {
+    let broker = Served::start(options());
+    let asker = broker.client("asker");
+    let first = broker.client("first");
+    first.on_give_up(|_| 1).unwrap();
+    first.announce(10).unwrap();
+    let (_second, asked) = owner(&broker, "second", 10);
+    assert_eq!(sums(&asker.ask(&waiting(10)).unwrap()), (0, 0, 10, 0));
+    assert_eq!(asked.recv(), Ok(9));
+}
+
+/// An owner that waits for a latch before it answers, and says when it is asked.
+fn slow_owner(broker: &Served) -> (Client, Receiver<u64>, Arc<Latch>) {
+    let (owner, latch) = (broker.client("slow"), Arc::new(Latch::default()));
+    let (wanted, asked): (Sender<u64>, _) = channel();
+    let held = Arc::clone(&latch);
+    owner
+        .on_give_up(move |bytes| {
+            wanted.send(bytes).unwrap();
+            held.pass();
+            bytes
+        })
+        .unwrap();
+    owner.announce(10).unwrap();
+    (owner, asked, latch)
+}
+
+#[test]
+fn an_ask_ends_at_its_deadline_without_the_owner() {
+    let broker = Served::start(options());
+    let (_owner, asked, latch) = slow_owner(&broker);
+    let asker = broker.client("asker");
+    let ask = Ask { within: std::time::Duration::from_millis(20), ..waiting(10) };
+    assert_eq!(sums(&asker.ask(&ask).unwrap()), (0, 0, 0, 10));
+    assert_eq!(asked.recv(), Ok(10));
+    // Its late answer is nothing to the next ask.
+    latch.open();
+    assert_eq!(sums(&asker.ask(&at_once(10, &[])).unwrap()), (0, 0, 0, 10));
+}
+
+#[test]
+fn others_are_served_while_an_owner_is_waited_for() {
+    let broker = Served::start(options());
+    let (owner, asked, latch) = slow_owner(&broker);
+    let (asker, other) = (broker.client("asker"), broker.client("other"));
+    std::thread::scope(|scope| {
+        let result = scope.spawn(|| asker.ask(&waiting(10)).unwrap());
+        assert_eq!(asked.recv(), Ok(10));
+        other.lend(chunks(&[(1, 1)])).unwrap();
+        // What is lent meanwhile serves at the next answer.
+        owner.lend(chunks(&[(1, 5)])).unwrap();
+        assert_eq!(other.status().unwrap().lenders.len(), 2);
+        latch.open();
+        assert_eq!(sums(&result.join().unwrap()), (0, 0, 10, 0));
+    });
+    assert_eq!(taken_back(&owner), [(1, 5)]);
+}
+
+#[test]
+fn an_owner_that_ends_is_waited_for_no_longer() {
+    let broker = Served::start(options());
+    let (owner, asked, latch) = slow_owner(&broker);
+    let asker = broker.client("asker");
+    std::thread::scope(|scope| {
+        let result = scope.spawn(|| asker.ask(&waiting(10)).unwrap());
+        assert_eq!(asked.recv(), Ok(10));
+        drop(owner);
+        assert_eq!(sums(&result.join().unwrap()), (0, 0, 0, 10));
+    });
+    latch.open();
+}
+
+#[test]
+fn a_client_in_use_says_so_and_goes_on() {
+    let broker = Served::start(options());
+    let (_owner, asked, latch) = slow_owner(&broker);
+    let hello = crate::support::hello();
+    let brief = std::time::Duration::from_millis(20);
+    // A machine that stalls may need a second try.
+    let asker = std::iter::repeat_with(|| Client::connect(&broker.path, &hello, brief)).find_map(Result::ok);
+    let asker = asker.expect("it is repeated without end");
+    std::thread::scope(|scope| {
+        let result = scope.spawn(|| asker.ask(&waiting(10)).unwrap());
+        assert_eq!(asked.recv(), Ok(10));
+        let error = asker.status().unwrap_err();
+        assert!(matches!(error, ClientError::Busy { .. }), "{error}");
+        latch.open();
+        assert_eq!(sums(&result.join().unwrap()), (0, 0, 10, 0));
+    });
+    assert!(!asker.is_lost());
+}
+
+#[test]
+fn the_callback_ends_with_its_client() {
+    /// Counts those that exist.
+    struct Counted(Arc<AtomicU64>);
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+    let mut broker = Served::start(options());
+    let count = Arc::new(AtomicU64::new(2));
+    let clients = [broker.client("dropped"), broker.client("lost")];
+    for client in &clients {
+        let counted = Counted(Arc::clone(&count));
+        let give_up = move |bytes| {
+            let _ = &counted;
+            bytes
+        };
+        client.on_give_up(give_up).unwrap();
+    }
+    let [dropped, _lost] = clients;
+    drop(dropped);
+    eventually("the thread ends with its client", || count.load(Ordering::SeqCst) == 1);
+    broker.end();
+    eventually("the thread ends with its broker", || count.load(Ordering::SeqCst) == 0);
+}
