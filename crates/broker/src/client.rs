@@ -1,7 +1,7 @@
 //! A process's connection to the broker of its user: it lends, takes back, announces and asks.
 //!
-//! Each call ends within its timeout. After a failure of the connection the client is lost for good: what it lent is
-//! gone, every later call says so at once, and the caller goes on without a broker.
+//! Each call ends within its timeout. After a failure of the connection the client is lost for good, with what it lent.
+//! Every later call says so at once, and the caller goes on without a broker.
 
 mod error;
 mod events;
@@ -179,8 +179,8 @@ impl Client {
         }
     }
 
-    /// From now on this client is asked for what it announces: `give_up` gets the bytes that are wanted, on a thread of
-    /// its own, and returns how many it gave up. The thread ends with the client, after a call that is under way.
+    /// From now on this client is asked for what it announces. `give_up` gets the bytes that are wanted, and returns how
+    /// many it gave up. It runs on a thread of its own, which ends with the client, after a call that is under way.
     ///
     /// # Errors
     /// If it was called before, or the broker is lost.

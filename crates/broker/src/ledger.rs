@@ -4,6 +4,7 @@
 //! memory are asked once per ask, oldest first, and no ask outlives its deadline. Memory that is freed is dropped before
 //! the answer exists.
 
+mod chunk;
 mod lent;
 mod pending;
 #[cfg(test)]
@@ -13,24 +14,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::protocol::{BrokerStatus, BrokerTotals, LENDER_BYTES_MAX, LenderStatus};
+pub(crate) use chunk::{Chunk, ConnectionId, LedgerError};
 use lent::Lent;
 pub(crate) use pending::AskResult;
 use pending::PendingAsk;
-
-/// Most chunks of a lender: they come back in one message.
-pub(crate) const LENDER_CHUNKS_MAX: usize = crate::packets::MESSAGE_DESCRIPTORS_MAX;
-
-/// A connection of a client, for ever.
-pub(crate) type ConnectionId = u64;
-
-/// Memory that is lent.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Chunk<M> {
-    /// The lender's.
-    pub(crate) id: u64,
-    pub(crate) bytes: u64,
-    pub(crate) memory: M,
-}
 
 /// What is to be done outside.
 #[derive(Debug, PartialEq, Eq)]
@@ -41,21 +28,6 @@ pub(crate) enum Effect<M> {
     Answer { client: ConnectionId, result: AskResult<M> },
     /// End a second connection, whose first has ended.
     Close { events: ConnectionId },
-}
-
-/// A request that cannot be fulfilled. Nothing has changed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum LedgerError {
-    #[error("chunk {id} is lent already; take it back first")]
-    Duplicate { id: u64 },
-    #[error("chunk {id} has no bytes; lend only what has some")]
-    Empty { id: u64 },
-    #[error("lending {bytes} bytes more would exceed {LENDER_BYTES_MAX}; lend less")]
-    Bytes { bytes: u64 },
-    #[error("lending {chunks} chunks more would exceed {LENDER_CHUNKS_MAX}; lend larger ones")]
-    Chunks { chunks: usize },
-    #[error("announcing {bytes} bytes exceeds {LENDER_BYTES_MAX}; announce less")]
-    Announced { bytes: u64 },
 }
 
 /// All clients with what they lend.

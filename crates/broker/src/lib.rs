@@ -1,7 +1,7 @@
 //! Where sleeping pools of several processes lend their GPU memory.
 //!
-//! Memory stays on a device while a descriptor of it exists. A pool that sleeps lends its descriptors to a [`Broker`], a
-//! process without a GPU context, and takes back at its wake what is still there. Who lacks memory asks the broker: it
+//! Memory stays on a device while a descriptor of it exists. A pool that sleeps lends its descriptors to a [`Broker`],
+//! which is a process without a GPU context. At its wake it takes back what is still there. Who lacks memory asks the broker: it
 //! hands descriptors over or closes them, so that the driver frees the memory. A broker never holds the only copy of
 //! bytes, so its death costs time and nothing else.
 //!

@@ -5,87 +5,20 @@
 
 mod bind;
 mod connection;
+mod error;
+mod options;
 mod service;
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::socket_path::{FolderError, prepare_folder};
+pub use error::BrokerError;
+pub use options::{BrokerEnd, BrokerOptions};
 
-/// How a broker behaves.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct BrokerOptions {
-    /// It ends when it has had no connection for so long.
-    pub idle: Duration,
-    /// A connection ends if it has not said so soon what it wants.
-    pub hello: Duration,
-    /// A client that leaves more than this unread is disconnected.
-    pub queue_bytes_max: usize,
-    /// More connections are refused.
-    pub connections_max: usize,
-}
-
-impl Default for BrokerOptions {
-    fn default() -> Self {
-        Self {
-            idle: Duration::from_secs(60),
-            hello: Duration::from_secs(10),
-            queue_bytes_max: 2 * crate::packets::MESSAGE_BYTES_MAX,
-            connections_max: 1024,
-        }
-    }
-}
-
-/// Why a broker ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BrokerEnd {
-    /// It had no connection for as long as its options say.
-    Idle,
-    /// It was stopped.
-    Stopped,
-}
-
-/// Why a broker cannot begin or go on.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BrokerError {
-    /// Another one serves this path.
-    #[error("a broker serves {} already; use that one", path.display())]
-    AlreadyRunning {
-        /// The path of its socket.
-        path: PathBuf,
-    },
-    /// The folder of the socket will not do.
-    #[error(transparent)]
-    Folder(#[from] FolderError),
-    /// Something else lies at the path.
-    #[error("{} is no socket, so it is not replaced; remove it or choose another path", path.display())]
-    NoSocket {
-        /// The path.
-        path: PathBuf,
-    },
-    /// The system refuses a step.
-    #[error("cannot {step} for the broker at {}; try again or choose another path", path.display())]
-    System {
-        /// What was tried.
-        step: &'static str,
-        /// The path of the socket.
-        path: PathBuf,
-        /// What the system says.
-        source: std::io::Error,
-    },
-}
-
-impl BrokerError {
-    fn of(step: &'static str, path: &Path) -> impl Fn(rustix::io::Errno) -> Self {
-        move |error| Self::System { step, path: path.to_owned(), source: error.into() }
-    }
-}
+use crate::socket_path::prepare_folder;
 
 /// Ends a [`Broker`] from another thread.
 #[derive(Debug)]

@@ -160,6 +160,17 @@ fn a_broker_of_another_version_is_named_with_both() {
 }
 
 #[test]
+fn a_broker_that_is_ending_is_not_there() {
+    let ends: [&'static [&'static str]; 2] =
+        [&[r#".{"answer":"refused","refusal":{"why":"ending"}}"#], &[""]];
+    for answers in ends {
+        let (_folder, path) = pretend(answers);
+        let error = Client::connect(&path, &hello(), TEST_TIMEOUT).unwrap_err();
+        assert!(matches!(error, ClientError::NotThere { .. }), "{error}");
+    }
+}
+
+#[test]
 fn a_broker_that_does_not_answer_is_lost_after_the_timeout() {
     let brief = std::time::Duration::from_millis(20);
     let (_folder, path) = pretend(&[]);

@@ -11,7 +11,7 @@ use poorwill_testkit::watchdog::TEST_TIMEOUT;
 use rustix::net::SocketAddrUnix;
 
 use crate::actor::{Actor, acts};
-use crate::peer::socket;
+use crate::peer::{Peer, socket};
 use crate::support::{Served, hello, options};
 
 #[test]
@@ -105,6 +105,19 @@ fn a_client_that_connects_to_an_idle_broker_is_served_or_finds_none() {
             assert_eq!(broker.run(&BrokerStop::new().unwrap()).unwrap(), BrokerEnd::Idle);
         }
     });
+}
+
+#[test]
+fn a_client_that_finds_an_ending_broker_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("broker.sock");
+    let broker = Broker::bind(&path, options()).unwrap();
+    let peer = Peer::connect(&path);
+    let stop = BrokerStop::new().unwrap();
+    stop.stop();
+    assert_eq!(broker.run(&stop).unwrap(), BrokerEnd::Stopped);
+    let said = peer.answer().unwrap();
+    assert_eq!(said, r#".{"answer":"refused","refusal":{"why":"ending"}}"#);
 }
 
 #[test]

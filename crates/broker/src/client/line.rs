@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-use super::ClientError;
+use super::error::ClientError;
 use crate::packets::{
     Flushed, Inbox, MESSAGE_BYTES_MAX, MESSAGE_DESCRIPTORS_MAX, Message, Outbox, PACKET_BYTES_MAX, Received,
 };

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Chunk, LENDER_CHUNKS_MAX, LedgerError};
+use super::chunk::{Chunk, LENDER_CHUNKS_MAX, LedgerError};
 use crate::protocol::LENDER_BYTES_MAX;
 
 #[derive(Debug)]

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use super::chunk::{Chunk, ConnectionId, LENDER_CHUNKS_MAX};
 use super::lent::Lent;
-use super::{Chunk, ConnectionId, LENDER_CHUNKS_MAX};
 use crate::protocol::Ask;
 
 /// What came of an ask.

@@ -11,7 +11,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::BrokerError;
+use super::error::BrokerError;
 
 /// How long another broker may hold the lock while it does not answer: one that begins, or one that ends.
 const LOCK_WAIT: Duration = Duration::from_secs(2);

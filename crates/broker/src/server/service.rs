@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 
 use super::connection::{Connection, Role, refuse};
-use super::{BrokerEnd, BrokerOptions};
+use super::options::{BrokerEnd, BrokerOptions};
 use crate::ledger::{AskResult, Chunk, ConnectionId, Effect, Ledger, LedgerError};
 use crate::packets::{Message, PACKET_BYTES_MAX, Received};
 use crate::protocol::{
