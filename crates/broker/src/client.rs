@@ -113,7 +113,7 @@ impl Client {
             chunks.into_iter().map(|chunk| ((chunk.id, chunk.bytes), chunk.descriptor)).unzip();
         match self.call("lend", &Request::Lend { chunks: list }, descriptors, Duration::ZERO)? {
             (Answer::Done, _) => Ok(()),
-            other => Err(self.strange("lend", &other.0)),
+            _ => Err(self.strange("lend")),
         }
     }
 
@@ -127,7 +127,7 @@ impl Client {
                 let chunks = chunks.into_iter().zip(descriptors);
                 Ok(chunks.map(|((id, bytes), descriptor)| LentChunk { id, bytes, descriptor }).collect())
             }
-            other => Err(self.strange("take_back", &other.0)),
+            _ => Err(self.strange("take_back")),
         }
     }
 
@@ -139,7 +139,7 @@ impl Client {
     pub fn announce(&self, bytes: u64) -> Result<(), ClientError> {
         match self.call("announce", &Request::Announce { bytes }, Vec::new(), Duration::ZERO)? {
             (Answer::Done, _) => Ok(()),
-            other => Err(self.strange("announce", &other.0)),
+            _ => Err(self.strange("announce")),
         }
     }
 
@@ -164,7 +164,7 @@ impl Client {
                 let handed = handed.map(|(bytes, descriptor)| HandedChunk { bytes, descriptor }).collect();
                 Ok(Asked { handed, freed_bytes, given_up_bytes, missing_bytes })
             }
-            other => Err(self.strange("ask", &other.0)),
+            _ => Err(self.strange("ask")),
         }
     }
 
@@ -175,7 +175,7 @@ impl Client {
     pub fn status(&self) -> Result<BrokerStatus, ClientError> {
         match self.call("status", &Request::Status, Vec::new(), Duration::ZERO)? {
             (Answer::Status { status }, _) => Ok(status),
-            other => Err(self.strange("status", &other.0)),
+            _ => Err(self.strange("status")),
         }
     }
 
@@ -248,9 +248,8 @@ impl Client {
     }
 
     /// An answer to another request, or with other descriptors: what comes next cannot be trusted.
-    fn strange(&self, request: &'static str, answer: &Answer) -> ClientError {
+    fn strange(&self, request: &'static str) -> ClientError {
         *self.link() = Link::Lost;
-        tracing::warn!(request, ?answer, "broker's answer does not fit");
         let why =
             format!("the answer to `{request}` does not fit, or descriptors of it are lacking (`ulimit -n`)");
         ClientError::Lost { path: self.path.clone(), why }

@@ -119,6 +119,8 @@ pub struct BrokerStatus {
     pub lenders: Vec<LenderStatus>,
     /// Sums since the broker began.
     pub totals: BrokerTotals,
+    /// Why a connection was last refused or ended by the broker.
+    pub last_problem: Option<String>,
 }
 
 /// What a client lends.

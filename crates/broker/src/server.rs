@@ -47,8 +47,7 @@ impl BrokerStop {
 /// A broker that clients can connect to.
 #[derive(Debug)]
 pub struct Broker {
-    /// `None`: it has left its path.
-    listener: Option<OwnedFd>,
+    listener: OwnedFd,
     path: PathBuf,
     options: BrokerOptions,
     /// Goes last: who gets the lock finds no socket.
@@ -64,30 +63,25 @@ impl Broker {
         prepare_folder(path)?;
         let lock = bind::lock(path)?;
         let listener = bind::listen(path)?;
-        tracing::info!(path = %path.display(), "broker listens");
-        Ok(Self { listener: Some(listener), path: path.to_owned(), options, _lock: lock })
+        Ok(Self { listener, path: path.to_owned(), options, _lock: lock })
     }
 
     /// Serves until it is stopped or idle. All descriptors that it holds are closed at the end.
     ///
     /// # Errors
     /// If the system does not let it wait for clients.
-    pub fn run(mut self, stop: &BrokerStop) -> Result<BrokerEnd, BrokerError> {
-        let Some(listener) = self.listener.take() else { return Ok(BrokerEnd::Stopped) };
-        let mut service = service::Service::new(listener, &self.options);
+    pub fn run(self, stop: &BrokerStop) -> Result<BrokerEnd, BrokerError> {
+        let mut service = service::Service::new(self.listener.as_fd(), &self.options);
         let end = service.run(stop.as_fd()).map_err(BrokerError::of("wait for clients", &self.path));
         // From here on no client finds the socket. One that has just found it is refused, and begins another broker.
         bind::unlink(&self.path);
         service.refuse_rest();
-        tracing::info!(path = %self.path.display(), ?end, "broker ended");
         end
     }
 }
 
 impl Drop for Broker {
     fn drop(&mut self) {
-        if self.listener.is_some() {
-            bind::unlink(&self.path);
-        }
+        bind::unlink(&self.path);
     }
 }

@@ -9,45 +9,12 @@ use std::path::{Path, PathBuf};
 
 use crate::protocol::VERSION;
 
-/// What is wrong with a socket's folder.
+/// A folder in which the broker's socket cannot lie.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FolderError {
-    /// It can neither be made nor looked at.
-    #[error("cannot use the folder {} of the broker's socket; choose another path", path.display())]
-    Unusable {
-        /// The folder.
-        path: PathBuf,
-        /// What the system says.
-        source: std::io::Error,
-    },
-    /// It is a file or a link.
-    #[error("{} is no folder, so the broker's socket cannot lie in it; remove it or choose another path", path.display())]
-    NoFolder {
-        /// What was taken for a folder.
-        path: PathBuf,
-    },
-    /// Another user could put a socket of its own there.
-    #[error(
-        "the folder {} belongs to user {owner}, and the broker to user {user}; choose another path",
-        path.display()
-    )]
-    Owner {
-        /// The folder.
-        path: PathBuf,
-        /// Whose it is.
-        owner: u32,
-        /// Who we are.
-        user: u32,
-    },
-    /// Others may write to it.
-    #[error("other users may write to the folder {} (mode {mode:o}); `chmod 700` it", path.display())]
-    Mode {
-        /// The folder.
-        path: PathBuf,
-        /// Its permissions.
-        mode: u32,
-    },
+#[error("the broker's socket cannot lie in {}: {why}; mend that, or choose another path", path.display())]
+pub struct FolderError {
+    path: PathBuf,
+    why: String,
 }
 
 /// The path of this user's broker: below `$XDG_RUNTIME_DIR` if that is a folder of this user, else below `/tmp`.
@@ -71,26 +38,27 @@ fn path_in(runtime: Option<&Path>, user: u32) -> PathBuf {
 
 /// Makes the folder of a socket, for this user alone, or checks the one that is there.
 pub(crate) fn prepare_folder(socket: &Path) -> Result<(), FolderError> {
-    let path = match socket.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-        _ => PathBuf::from("."),
+    let folder = match socket.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
     };
-    let unusable = |source| FolderError::Unusable { path: path.clone(), source };
-    match DirBuilder::new().mode(0o700).create(&path) {
+    let fails = |why: String| FolderError { path: folder.to_owned(), why };
+    match DirBuilder::new().mode(0o700).create(folder) {
         Ok(()) => return Ok(()),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-        Err(error) => return Err(unusable(error)),
+        Err(error) => return Err(fails(format!("it cannot be made: {error}"))),
     }
-    let metadata = path.symlink_metadata().map_err(unusable)?;
+    let metadata =
+        folder.symlink_metadata().map_err(|error| fails(format!("it cannot be looked at: {error}")))?;
     let (owner, user, mode) = (metadata.uid(), user(), metadata.mode() & 0o7777);
     if !metadata.is_dir() {
-        return Err(FolderError::NoFolder { path });
+        return Err(fails("it is a file or a link".into()));
     }
     if owner != user {
-        return Err(FolderError::Owner { path, owner, user });
+        return Err(fails(format!("it belongs to user {owner}, and the broker to user {user}")));
     }
     if mode & 0o022 != 0 {
-        return Err(FolderError::Mode { path, mode });
+        return Err(fails(format!("other users may write to it, its mode is {mode:o}; `chmod 700` it")));
     }
     Ok(())
 }
@@ -129,14 +97,21 @@ mod tests {
         assert_eq!(folder.metadata().unwrap().mode() & 0o777, 0o700);
         prepare_folder(&socket).unwrap();
         set_permissions(&folder, Permissions::from_mode(0o770)).unwrap();
-        let error = prepare_folder(&socket).unwrap_err();
-        assert!(matches!(&error, FolderError::Mode { path, .. } if *path == folder), "{error}");
+        let refused = |socket: &Path, why: &str| {
+            let text = prepare_folder(socket).unwrap_err().to_string();
+            let folder = socket.parent().unwrap().to_str().unwrap();
+            assert!(text.contains(folder) && text.contains(why), "{text}");
+        };
+        refused(&socket, "its mode is 770");
         let link = top.path().join("link");
         std::os::unix::fs::symlink(&folder, &link).unwrap();
-        assert!(matches!(prepare_folder(&link.join("socket")), Err(FolderError::NoFolder { .. })));
-        assert!(matches!(prepare_folder(&top.path().join("a/b/socket")), Err(FolderError::Unusable { .. })));
-        if user() != 0 {
-            assert!(matches!(prepare_folder(Path::new("/usr/socket")), Err(FolderError::Owner { .. })));
+        refused(&link.join("socket"), "a file or a link");
+        refused(&top.path().join("a/b/socket"), "cannot be made");
+        if user() == 0 {
+            std::os::unix::fs::chown(&folder, Some(65534), None).unwrap();
+            refused(&socket, "belongs to user 65534");
+        } else {
+            refused(Path::new("/usr/socket"), "belongs to user 0");
         }
     }
 }

@@ -97,8 +97,10 @@ pub(crate) fn acts() -> bool {
 
 fn serve(path: &Path) {
     let broker = Broker::bind(path, options()).unwrap();
+    let stop = BrokerStop::new().unwrap();
+    // From here on its descriptors are those of its clients.
     say("ready");
-    broker.run(&BrokerStop::new().unwrap()).unwrap();
+    broker.run(&stop).unwrap();
 }
 
 fn say(text: &str) {

@@ -65,7 +65,11 @@ fn what_is_no_request_is_answered_and_closed() {
         let said = last_words(&peer);
         assert!(said.contains(words), "{said}");
     }
-    assert_eq!(connect(&path, DEVICE, "client").status().unwrap().lenders, []);
+    let status = connect(&path, DEVICE, "client").status().unwrap();
+    let problem = status.last_problem.unwrap();
+    let ours = format!("process {} was disconnected", std::process::id());
+    assert!(problem.starts_with(&ours) && problem.ends_with("over 600000 ms"), "{problem}");
+    assert_eq!(status.lenders, []);
     eventually("all that came is closed", || descriptors(broker.pid()) == before);
 }
 
@@ -106,7 +110,8 @@ fn a_peer_that_says_nothing_is_disconnected() {
     let mut options = options();
     options.hello = std::time::Duration::from_millis(1);
     let broker = Served::start(options);
-    assert_eq!(Peer::connect(&broker.path).answer(), None);
+    let said = last_words(&Peer::connect(&broker.path));
+    assert!(said.contains("has not said what it wants"), "{said}");
 }
 
 #[test]

@@ -23,10 +23,8 @@ impl Events {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let stopped = stop.try_clone()?;
         std::thread::Builder::new().name("poorwill-give-up".into()).spawn(move || {
-            match serve(line, &stopped, timeout, give_up) {
-                Ok(()) | Err(LineError::Ended) => {}
-                Err(error) => tracing::warn!(?error, "broker cannot ask this process for memory any more"),
-            }
+            // Its end closes the connection, and then the broker asks this process no more.
+            let _ = serve(line, &stopped, timeout, give_up);
         })?;
         Ok(Self(stop))
     }

@@ -1,7 +1,6 @@
 //! One broker at a path: the lock beside the socket, and the socket in the place of a stale one.
 
 use std::fs::{File, OpenOptions};
-use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -64,13 +63,9 @@ pub(super) fn listen(path: &Path) -> Result<OwnedFd, BrokerError> {
     Ok(socket)
 }
 
-/// Removes the socket of a broker. It may be gone, and the next holder of the lock replaces what is left.
+/// Removes the socket of a broker. The next holder of the lock replaces what is left.
 pub(super) fn unlink(path: &Path) {
-    if let Err(error) = std::fs::remove_file(path)
-        && error.kind() != ErrorKind::NotFound
-    {
-        tracing::warn!(path = %path.display(), %error, "broker's socket stays behind");
-    }
+    let _ = std::fs::remove_file(path);
 }
 
 /// Whether a process listens at the path.

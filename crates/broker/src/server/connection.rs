@@ -40,24 +40,18 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// A connection of this user; another user's is refused.
-    pub(super) fn accept(socket: OwnedFd, now: Instant) -> Option<Self> {
-        let peer = match socket_peercred(&socket) {
-            Ok(peer) if peer.uid.as_raw() == user() => peer,
-            Ok(peer) => {
-                refuse(socket, Refusal::User { broker: user(), client: peer.uid.as_raw() });
-                return None;
-            }
-            Err(error) => {
-                tracing::warn!(%error, "connection has no user");
-                return None;
-            }
-        };
+    /// A connection of this user. Another user's is refused, and the text says so.
+    pub(super) fn accept(socket: OwnedFd, now: Instant) -> Result<Self, String> {
+        let peer = socket_peercred(&socket).map_err(|error| format!("a connection has no user: {error}"))?;
+        let (broker, client) = (user(), peer.uid.as_raw());
+        if client != broker {
+            return Err(refuse(socket, Refusal::User { broker, client }));
+        }
         // Without a descriptor of the process its socket alone says when it has ended.
         let process = pidfd_open(peer.pid, PidfdFlags::empty()).ok();
         let pid = Pid::as_raw(Some(peer.pid)).unsigned_abs();
         let (inbox, outbox) = (Inbox::default(), Outbox::default());
-        Some(Self { socket, process, pid, inbox, outbox, retry_at: None, role: Role::New, began: now })
+        Ok(Self { socket, process, pid, inbox, outbox, retry_at: None, role: Role::New, began: now })
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -113,14 +107,14 @@ impl Connection {
     }
 }
 
-/// Says why a connection is not taken, and ends it.
-pub(super) fn refuse(socket: OwnedFd, refusal: Refusal) {
+/// Says to a peer why it is not served, ends its connection, and returns the same for others.
+pub(super) fn refuse(socket: OwnedFd, refusal: Refusal) -> String {
     let mut outbox = Outbox::default();
     outbox.push(&json(&Answer::Refused { refusal }), Vec::new());
     // A peer that is gone needs no reason.
     let _ = outbox.flush(socket.as_fd());
     drop(socket);
-    tracing::warn!(?refusal, "connection refused");
+    format!("a connection was refused: {refusal:?}")
 }
 
 fn json(answer: &Answer) -> Vec<u8> {

@@ -1,7 +1,7 @@
 //! The broker's one thread: waits on all sockets, answers requests, and ends what is over.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -13,7 +13,7 @@ use super::options::{BrokerEnd, BrokerOptions};
 use crate::ledger::{AskResult, Chunk, ConnectionId, Effect, Ledger, LedgerError};
 use crate::packets::{Message, PACKET_BYTES_MAX, Received};
 use crate::protocol::{
-    Answer, AnyHello, NAME_BYTES_MAX, Refusal, Request, SIZES_MAX, VERSION, WITHIN_MS_MAX,
+    Answer, AnyHello, BrokerStatus, NAME_BYTES_MAX, Refusal, Request, SIZES_MAX, VERSION, WITHIN_MS_MAX,
 };
 
 /// Packets that are read of one connection before the others have their turn.
@@ -27,7 +27,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
 pub(super) struct Service<'o> {
-    listener: OwnedFd,
+    listener: BorrowedFd<'o>,
     options: &'o BrokerOptions,
     began: Instant,
     ledger: Ledger<OwnedFd>,
@@ -36,6 +36,7 @@ pub(super) struct Service<'o> {
     /// When the last connection ended.
     idle_since: Instant,
     accept_at: Option<Instant>,
+    last_problem: Option<String>,
     buffer: Vec<u8>,
 }
 
@@ -43,7 +44,7 @@ pub(super) struct Service<'o> {
 type Violation = String;
 
 impl<'o> Service<'o> {
-    pub(super) fn new(listener: OwnedFd, options: &'o BrokerOptions) -> Self {
+    pub(super) fn new(listener: BorrowedFd<'o>, options: &'o BrokerOptions) -> Self {
         let now = Instant::now();
         Self {
             listener,
@@ -54,6 +55,7 @@ impl<'o> Service<'o> {
             accepted: 0,
             idle_since: now,
             accept_at: None,
+            last_problem: None,
             buffer: vec![0; PACKET_BYTES_MAX],
         }
     }
@@ -68,7 +70,7 @@ impl<'o> Service<'o> {
                 self.accept();
             }
             for id in ready.ended {
-                self.end(id, "its process has ended");
+                self.end(id);
             }
             for id in ready.connections {
                 self.read(id);
@@ -83,8 +85,8 @@ impl<'o> Service<'o> {
 
     /// Refuses what has connected and was not served. The socket has no path any more.
     pub(super) fn refuse_rest(self) {
-        while let Ok(socket) = accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-            refuse(socket, Refusal::Ending);
+        while let Ok(socket) = accept_with(self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            let _ = refuse(socket, Refusal::Ending);
         }
     }
 
@@ -92,7 +94,7 @@ impl<'o> Service<'o> {
         let listens = if self.accept_at.is_some() { PollFlags::empty() } else { PollFlags::IN };
         let mut fds = vec![
             PollFd::from_borrowed_fd(stop, PollFlags::IN),
-            PollFd::from_borrowed_fd(self.listener.as_fd(), listens),
+            PollFd::from_borrowed_fd(self.listener, listens),
         ];
         let mut owners = Vec::new();
         for (id, connection) in &self.connections {
@@ -129,22 +131,27 @@ impl<'o> Service<'o> {
     fn accept(&mut self) {
         self.accept_at = None;
         for _ in 0..TURN_ACCEPTS {
-            let socket = match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            let socket = match accept_with(self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => socket,
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(error) => {
-                    tracing::warn!(%error, "broker cannot take connections");
+                    self.last_problem = Some(format!("connections cannot be taken: {error}"));
                     self.accept_at = Some(Instant::now() + ACCEPT_PAUSE);
                     return;
                 }
             };
             let connections = self.connections.len();
             if connections >= self.options.connections_max {
-                refuse(socket, Refusal::Full { connections });
-            } else if let Some(connection) = Connection::accept(socket, Instant::now()) {
-                self.accepted += 1;
-                self.connections.insert(self.accepted, connection);
+                self.last_problem = Some(refuse(socket, Refusal::Full { connections }));
+                continue;
+            }
+            match Connection::accept(socket, Instant::now()) {
+                Ok(connection) => {
+                    self.accepted += 1;
+                    self.connections.insert(self.accepted, connection);
+                }
+                Err(problem) => self.last_problem = Some(problem),
             }
         }
     }
@@ -156,18 +163,13 @@ impl<'o> Service<'o> {
             match connection.receive(&mut self.buffer) {
                 Ok(Received::Some) => {}
                 Ok(Received::Nothing) => break,
-                Ok(Received::End) => return self.end(id, "it was closed"),
+                Ok(Received::End) => return self.end(id),
                 Ok(Received::Message(message)) => {
                     if let Err(violation) = self.handle(id, message) {
-                        self.send(id, &Answer::Bad { why: violation.clone() }, Vec::new());
-                        return self.end(id, &violation);
+                        return self.reject(id, violation);
                     }
                 }
-                Err(error) => {
-                    let why = error.to_string();
-                    self.send(id, &Answer::Bad { why: why.clone() }, Vec::new());
-                    return self.end(id, &why);
-                }
+                Err(error) => return self.reject(id, error.to_string()),
             }
         }
         self.flush(id);
@@ -175,7 +177,7 @@ impl<'o> Service<'o> {
 
     fn flush(&mut self, id: ConnectionId) {
         if self.connections.get_mut(&id).is_some_and(|connection| !connection.flush()) {
-            self.end(id, "it cannot be written to");
+            self.end(id);
         }
     }
 
@@ -190,7 +192,7 @@ impl<'o> Service<'o> {
         let hello = self.options.hello;
         let late = self.connections.iter().filter(|(_, one)| one.is_due(hello).is_some_and(|at| at <= now));
         let late: Vec<ConnectionId> = late.map(|(id, _)| *id).collect();
-        late.into_iter().for_each(|id| self.end(id, "it has not said what it wants"));
+        late.into_iter().for_each(|id| self.reject(id, "it has not said what it wants".into()));
     }
 
     fn now(&self) -> Duration {
@@ -201,7 +203,8 @@ impl<'o> Service<'o> {
         let bytes_max = self.options.queue_bytes_max;
         let Some(connection) = self.connections.get_mut(&id) else { return };
         if !connection.send(answer, descriptors, bytes_max) {
-            self.end(id, "it does not read");
+            self.note(id, "it does not read its answers");
+            self.end(id);
         }
     }
 
@@ -215,16 +218,28 @@ impl<'o> Service<'o> {
                     let (answer, descriptors) = asked(result);
                     self.send(client, &answer, descriptors);
                 }
-                Effect::Close { events } => self.end(events, "its client has ended"),
+                Effect::Close { events } => self.end(events),
             }
         }
     }
 
-    fn end(&mut self, id: ConnectionId, why: &str) {
+    /// Says to a peer what it did wrong, and ends its connection.
+    fn reject(&mut self, id: ConnectionId, why: Violation) {
+        self.note(id, &why);
+        self.send(id, &Answer::Bad { why }, Vec::new());
+        self.end(id);
+    }
+
+    fn note(&mut self, id: ConnectionId, why: &str) {
+        if let Some(connection) = self.connections.get(&id) {
+            self.last_problem = Some(format!("process {} was disconnected: {why}", connection.pid()));
+        }
+    }
+
+    fn end(&mut self, id: ConnectionId) {
         let Some(connection) = self.connections.remove(&id) else { return };
         let now = self.now();
         self.idle_since = Instant::now();
-        tracing::debug!(pid = connection.pid(), why, "connection ended");
         let effects = match connection.role() {
             Role::New => Vec::new(),
             Role::Client => self.ledger.leave(id, now),
@@ -285,7 +300,8 @@ impl<'o> Service<'o> {
         }
         let refusal = Refusal::Version { broker: VERSION, client: hello.version };
         self.send(id, &Answer::Refused { refusal }, Vec::new());
-        self.end(id, "it has another version");
+        self.note(id, "it has another version");
+        self.end(id);
         Ok(false)
     }
 
@@ -304,6 +320,7 @@ impl<'o> Service<'o> {
         is_cut: bool,
     ) -> Result<(), Violation> {
         if is_cut {
+            drop(descriptors);
             let why = "the broker has no descriptor left; raise its `ulimit -n` or lend larger chunks";
             self.send(id, &Answer::Bad { why: why.into() }, Vec::new());
             return Ok(());
@@ -341,7 +358,10 @@ impl<'o> Service<'o> {
                 return Ok(());
             }
             Request::Announce { bytes } => done_or(self.ledger.announce(id, bytes, now)),
-            Request::Status => Answer::Status { status: self.ledger.status(now) },
+            Request::Status => {
+                let last_problem = self.last_problem.clone();
+                Answer::Status { status: BrokerStatus { last_problem, ..self.ledger.status(now) } }
+            }
             other => return Err(format!("not a request for now: {other:?}")),
         };
         self.send(id, &answer, Vec::new());
