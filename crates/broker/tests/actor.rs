@@ -162,8 +162,13 @@ impl Script<'_> {
                 let peer = Peer::hello(self.path);
                 peer.send(r#".{"request":"lend","chunks":[[1,4]]}"#, &[memory(1)]).unwrap();
                 let shared = peer.0.try_clone().unwrap();
-                let heir =
-                    Command::new("sleep").arg("1000").stdin(shared).stdout(Stdio::null()).spawn().unwrap();
+                let heir = Command::new("sleep")
+                    .arg("1000")
+                    .stdin(shared)
+                    .stdout(Stdio::null())
+                    .stderr(Stdio::null())
+                    .spawn()
+                    .unwrap();
                 self.peer = Some(peer);
                 let pid = heir.id();
                 self.heir = Some(heir);
