@@ -8,7 +8,9 @@ use poorwill_broker::{Ask, Asked, Client, ClientError};
 use poorwill_testkit::latch::Latch;
 use poorwill_testkit::watchdog::eventually;
 
-use crate::support::{Served, at_once, chunks, connect, number, options, taken_back, waiting};
+use crate::bounds::pretend;
+use crate::peer::Peer;
+use crate::support::{DEVICE, Served, at_once, chunks, connect, number, options, taken_back, waiting};
 
 /// Handed over, freed, given up, missing.
 fn sums(asked: &Asked) -> (u64, u64, u64, u64) {
@@ -165,6 +167,30 @@ fn an_owner_that_ends_is_waited_for_no_longer() {
     latch.open();
 }
 
+/// Its client lives on, and still has what it lends.
+#[test]
+fn an_owner_that_listens_no_more_is_waited_for_no_longer() {
+    let broker = Served::start(options());
+    let owner = Peer::connect(&broker.path);
+    owner.send(r#".{"request":"hello","version":1,"device":"GPU-5a5a5a5a","name":"peer"}"#, &[]).unwrap();
+    let welcome = owner.answer().unwrap();
+    let client = welcome.split_once(r#""client":"#).unwrap().1.trim_end_matches('}');
+    let events = Peer::connect(&broker.path);
+    events.send(format!(r#".{{"request":"events","version":1,"client":{client}}}"#), &[]).unwrap();
+    assert_eq!(events.answer().unwrap(), welcome);
+    owner.send(r#".{"request":"announce","bytes":9}"#, &[]).unwrap();
+    assert_eq!(owner.answer().unwrap(), r#".{"answer":"done"}"#);
+    let asker = broker.client("asker");
+    std::thread::scope(|scope| {
+        let result = scope.spawn(|| asker.ask(&waiting(4)).unwrap());
+        let event = events.answer().unwrap();
+        assert_eq!(event, r#".{"answer":"give_up","ask":1,"bytes":4}"#);
+        drop(events);
+        assert_eq!(sums(&result.join().unwrap()), (0, 0, 0, 4));
+    });
+    assert_eq!(asker.status().unwrap().lenders[0].announced_bytes, 5);
+}
+
 #[test]
 fn a_client_in_use_says_so_and_goes_on() {
     let broker = Served::start(options());
@@ -187,27 +213,40 @@ fn a_client_in_use_says_so_and_goes_on() {
 
 #[test]
 fn the_callback_ends_with_its_client() {
-    /// Counts those that exist.
-    struct Counted(Arc<AtomicU64>);
-    impl Drop for Counted {
-        fn drop(&mut self) {
-            self.0.fetch_sub(1, Ordering::SeqCst);
-        }
-    }
     let mut broker = Served::start(options());
-    let count = Arc::new(AtomicU64::new(2));
-    let clients = [broker.client("dropped"), broker.client("lost")];
-    for client in &clients {
-        let counted = Counted(Arc::clone(&count));
+    // One that does not see its clients end.
+    let (_folder, stuck) = pretend(&[r#".{"answer":"welcome","client":1}"#]);
+    let count = Arc::new(AtomicU64::new(0));
+    let listen = |client: Client| {
+        let counted = Counted::new(&count);
         let give_up = move |bytes| {
             let _ = &counted;
             bytes
         };
         client.on_give_up(give_up).unwrap();
-    }
-    let [dropped, _lost] = clients;
+        client
+    };
+    let dropped = listen(connect(&stuck, DEVICE, "dropped"));
+    let _lost = listen(broker.client("lost"));
+    assert_eq!(count.load(Ordering::SeqCst), 2);
     drop(dropped);
     eventually("the thread ends with its client", || count.load(Ordering::SeqCst) == 1);
     broker.end();
     eventually("the thread ends with its broker", || count.load(Ordering::SeqCst) == 0);
+}
+
+/// Counts those that exist.
+struct Counted(Arc<AtomicU64>);
+
+impl Counted {
+    fn new(count: &Arc<AtomicU64>) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
 }

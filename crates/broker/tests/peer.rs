@@ -5,7 +5,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
+use poorwill_testkit::watchdog::TEST_TIMEOUT;
 use rustix::io::Errno;
+use rustix::net::sockopt::Timeout;
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
     SocketFlags, SocketType,
@@ -19,6 +21,8 @@ impl Peer {
     pub(crate) fn connect(path: &Path) -> Self {
         let socket = socket();
         rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        // A broker that never answers fails the test.
+        rustix::net::sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(TEST_TIMEOUT)).unwrap();
         Self(socket)
     }
 
@@ -56,6 +60,7 @@ impl Peer {
             Err(Errno::CONNRESET) => read(),
             other => other,
         };
+        assert!(!matches!(read, Err(Errno::AGAIN)), "the broker does not answer");
         let bytes = read.map_or(0, |read| read.bytes);
         (bytes > 0).then(|| String::from_utf8(buffer[..bytes].to_vec()).unwrap())
     }

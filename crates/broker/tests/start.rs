@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,6 +13,7 @@ use poorwill_testkit::watchdog::{TEST_TIMEOUT, eventually};
 use rustix::net::SocketAddrUnix;
 
 use crate::actor::{Actor, acts};
+use crate::bounds::pretend;
 use crate::peer::{Peer, socket};
 use crate::support::{Served, hello, options};
 
@@ -141,14 +143,19 @@ fn another_user_is_refused_on_both_sides() {
         return;
     }
     let broker = Served::start(options());
-    let open = |path: &std::path::Path| {
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    // One that would take anyone.
+    let (_folder, kind) = pretend(&[r#".{"answer":"welcome","client":1}"#]);
+    let start_other = |path: &Path| {
+        for (path, mode) in [(path.parent().unwrap(), 0o755), (path, 0o777)] {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        }
+        Actor::start("client", path, |command| {
+            command.uid(65534).gid(65534);
+        })
     };
-    open(broker.path.parent().unwrap());
-    std::fs::set_permissions(&broker.path, std::fs::Permissions::from_mode(0o777)).unwrap();
-    let mut other = Actor::start("client", &broker.path, |command| {
-        command.uid(65534).gid(65534);
-    });
+    let said = start_other(&kind).does("connect");
+    assert!(said.starts_with("OtherUser") && said.contains("broker: 0, client: 65534"), "{said}");
+    let mut other = start_other(&broker.path);
     let said = other.does("connect");
     assert!(said.starts_with("OtherUser") && said.contains("broker: 0, client: 65534"), "{said}");
     let said = other.does("greet");
