@@ -1,6 +1,6 @@
 //! The arrows between the crates: `core ← driver ← poorwill ← {python, bench, preload, replay, rotate}`, with `cli` upon
 //! `poorwill`, `bench`, `replay`, `rotate`, `router` and `mock-engine`, and the testkit for tests only. `triton` stands
-//! by itself, for `python`. What serves is `net ← {front, fleet} ← {rotate, router}`: a proxy compiles no etcd, a router
+//! by itself, for `python`, and `broker` for all that lend memory. What serves is `net ← {front, fleet} ← {rotate, router}`: a proxy compiles no etcd, a router
 //! neither the service nor its policy, and `rotation-policy` knows none of them. What measures is for
 //! the command and for tests: neither the library nor the Python package nor the service depends on it. Benchmarks that
 //! compile a peer stand beside the house: nothing stands on them, and nobody compiles them by accident. The fake libcuda
@@ -288,6 +288,7 @@ mod the_checker {
             ("poorwill", "poorwill-bench", Normal),
             ("poorwill-python", "poorwill-bench", Normal),
             ("poorwill-rotate", "poorwill-bench", Normal),
+            ("poorwill-broker", "poorwill-core", Normal),
             ("poorwill-net", "poorwill-fleet", Normal),
             ("poorwill-front", "poorwill-fleet", Normal),
             ("poorwill-front", "poorwill-rotation-policy", Normal),

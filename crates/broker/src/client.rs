@@ -19,6 +19,9 @@ use line::{Line, LineError};
 
 use crate::protocol::{Answer, Ask, BrokerStatus, Request, SIZES_MAX, VERSION, WITHIN_MS_MAX};
 
+/// Longer timeouts are cut to it.
+const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
+
 /// What a client says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
@@ -85,13 +88,14 @@ impl Client {
     /// What calls usually wait at most.
     pub const TIMEOUT: Duration = Duration::from_secs(1);
 
-    /// Connects to the broker at a path. Each call waits `timeout` at most.
+    /// Connects to the broker at a path. Each call waits `timeout` at most, and never more than a day.
     ///
     /// # Errors
     /// If there is no broker of this user and this version.
     pub fn connect(path: &Path, hello: &Hello, timeout: Duration) -> Result<Self, ClientError> {
         let request =
             Request::Hello { version: VERSION, device: hello.device.clone(), name: hello.name.clone() };
+        let timeout = timeout.min(TIMEOUT_MAX);
         let (line, id) = Line::open(path, &request, timeout)?;
         Ok(Self {
             path: path.to_owned(),

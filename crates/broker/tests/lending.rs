@@ -1,9 +1,11 @@
 //! What is lent comes back, or is gone; and what a broker says of it.
 
-use poorwill_broker::{ClientError, LentChunk};
+use std::time::Duration;
+
+use poorwill_broker::{Ask, Client, ClientError, LentChunk};
 use poorwill_testkit::watchdog::eventually;
 
-use crate::support::{DEVICE, Served, at_once, chunks, connect, memory, number, options, taken_back};
+use crate::support::{DEVICE, Served, at_once, chunks, connect, hello, memory, number, options, taken_back};
 
 #[test]
 fn what_is_lent_comes_back_once() {
@@ -25,6 +27,19 @@ fn many_chunks_come_back_in_their_order() {
     let list: Vec<(u64, u64)> = (0..300).map(|id| (id, id + 1)).collect();
     lender.lend(chunks(&list)).unwrap();
     assert_eq!(taken_back(&lender), list);
+}
+
+/// Durations without an end are no sums that fail.
+#[test]
+fn waits_may_be_as_long_as_can_be_said() {
+    let mut options = options();
+    (options.idle, options.hello) = (Duration::MAX, Duration::MAX);
+    let broker = Served::start(options);
+    let client = Client::connect(&broker.path, &hello(), Duration::MAX).unwrap();
+    client.lend(chunks(&[(1, 1)])).unwrap();
+    let error = client.ask(&Ask { bytes: 1, sizes: Vec::new(), within: Duration::MAX }).unwrap_err();
+    assert!(matches!(error, ClientError::BadRequest { .. }), "{error}");
+    assert_eq!(taken_back(&client), [(1, 1)]);
 }
 
 #[test]

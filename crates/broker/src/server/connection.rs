@@ -68,7 +68,7 @@ impl Connection {
 
     /// When it has to have a role, counted from its beginning.
     pub(super) fn is_due(&self, hello: Duration) -> Option<Instant> {
-        (self.role == Role::New).then(|| self.began + hello)
+        self.began.checked_add(hello).filter(|_| self.role == Role::New)
     }
 
     pub(super) fn retry_at(&self) -> Option<Instant> {
