@@ -238,6 +238,8 @@ mod tests {
             (PACKET_BYTES_MAX, 0, 2),
             (10, 254, 2),
             (5 * PACKET_BYTES_MAX, 600, 6),
+            // More than a socket takes at once.
+            (40 * PACKET_BYTES_MAX, 0, 41),
         ] {
             let text: Vec<u8> = b"poorwill".iter().copied().cycle().take(bytes).collect();
             let (message, used) = pass(&text, descriptors);

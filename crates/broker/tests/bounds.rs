@@ -107,6 +107,19 @@ fn a_client_that_never_reads_is_disconnected_and_holds_up_no_other() {
 }
 
 #[test]
+fn answers_wait_for_a_client_that_reads_late() {
+    let broker = Served::start(options());
+    let late = Peer::hello(&broker.path);
+    // Far more than the socket takes.
+    for _ in 0..2000 {
+        late.send(r#".{"request":"status"}"#, &[]).unwrap();
+    }
+    for _ in 0..2000 {
+        assert!(late.answer().unwrap().contains("lenders"));
+    }
+}
+
+#[test]
 fn a_peer_that_says_nothing_is_disconnected() {
     let mut options = options();
     options.hello = std::time::Duration::from_millis(1);
