@@ -39,3 +39,4 @@ mod stress;
 mod unknown_streams;
 mod unused;
 mod waits;
+mod zz;
