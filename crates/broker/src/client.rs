@@ -17,7 +17,7 @@ pub use error::ClientError;
 use events::Events;
 use line::{Line, LineError};
 
-use crate::protocol::{Answer, Ask, BrokerStatus, Request, SIZES_MAX, VERSION, WITHIN_MS_MAX};
+use crate::protocol::{Answer, Ask, BrokerStatus, Request, SIZES_MAX, SPARED_MAX, VERSION, WITHIN_MS_MAX};
 
 /// Longer timeouts are cut to it.
 const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -121,12 +121,13 @@ impl Client {
         }
     }
 
-    /// All that this client lent and that is still there. From then on it lends nothing.
+    /// What is still there of these chunks, or of all that this client lent. It is lent no more.
     ///
     /// # Errors
     /// If the broker is lost, and with it all that was lent.
-    pub fn take_back(&self) -> Result<Vec<LentChunk>, ClientError> {
-        match self.call("take_back", &Request::TakeBack, Vec::new(), Duration::ZERO)? {
+    pub fn take_back(&self, ids: Option<&[u64]>) -> Result<Vec<LentChunk>, ClientError> {
+        let request = Request::TakeBack { ids: ids.map(<[u64]>::to_vec) };
+        match self.call("take_back", &request, Vec::new(), Duration::ZERO)? {
             (Answer::Chunks { chunks }, descriptors) if chunks.len() == descriptors.len() => {
                 let chunks = chunks.into_iter().zip(descriptors);
                 Ok(chunks.map(|((id, bytes), descriptor)| LentChunk { id, bytes, descriptor }).collect())
@@ -155,11 +156,19 @@ impl Client {
         let mut sizes = BTreeMap::<u64, u64>::new();
         ask.sizes.iter().for_each(|size| *sizes.entry(*size).or_default() += 1);
         let within_ms = u64::try_from(ask.within.as_millis()).unwrap_or(u64::MAX);
-        if sizes.len() > SIZES_MAX || within_ms > WITHIN_MS_MAX {
-            let why = format!("an ask has over {SIZES_MAX} distinct sizes or waits over {WITHIN_MS_MAX} ms");
+        if sizes.len() > SIZES_MAX || ask.spared.len() > SPARED_MAX || within_ms > WITHIN_MS_MAX {
+            let why = format!(
+                "an ask has over {SIZES_MAX} distinct sizes, spares over {SPARED_MAX} processes or waits over \
+                 {WITHIN_MS_MAX} ms"
+            );
             return Err(ClientError::BadRequest { path: self.path.clone(), request: "ask", why });
         }
-        let request = Request::Ask { bytes: ask.bytes, sizes: sizes.into_iter().collect(), within_ms };
+        let request = Request::Ask {
+            bytes: ask.bytes,
+            sizes: sizes.into_iter().collect(),
+            spared: ask.spared.clone(),
+            within_ms,
+        };
         match self.call("ask", &request, Vec::new(), ask.within)? {
             (Answer::Asked { handed, freed_bytes, given_up_bytes, missing_bytes }, descriptors)
                 if handed.len() == descriptors.len() =>

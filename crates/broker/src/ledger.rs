@@ -128,11 +128,15 @@ impl<M> Ledger<M> {
         Ok(())
     }
 
-    /// All that a client lends and that is still there.
-    pub(crate) fn take_back(&mut self, client: ConnectionId) -> Vec<Chunk<M>> {
+    /// What a client lends and what is still there, of these ids or of all.
+    pub(crate) fn take_back(&mut self, client: ConnectionId, ids: Option<&[u64]>) -> Vec<Chunk<M>> {
         let Some(lender) = self.clients.get_mut(&client) else { return Vec::new() };
-        add(&mut self.totals.brought_back_bytes, lender.lent.bytes());
-        lender.lent.drain()
+        let back = match ids {
+            Some(ids) => lender.lent.take(ids),
+            None => lender.lent.drain(),
+        };
+        add(&mut self.totals.brought_back_bytes, back.iter().map(|chunk| chunk.bytes).sum());
+        back
     }
 
     /// Replaces what a client has announced.
@@ -160,11 +164,11 @@ impl<M> Ledger<M> {
         &mut self,
         client: ConnectionId,
         bytes: u64,
-        sizes: BTreeMap<u64, u64>,
+        (sizes, spared): (BTreeMap<u64, u64>, Vec<u32>),
         (now, deadline): (Duration, Duration),
     ) -> Vec<Effect<M>> {
         self.asked += 1;
-        let ask = PendingAsk::new(client, bytes, sizes, deadline);
+        let ask = PendingAsk::new(client, bytes, sizes, spared, deadline);
         self.asks.insert(self.asked, ask);
         let mut effects = Vec::new();
         self.advance(self.asked, now, &mut effects);
@@ -238,7 +242,7 @@ impl<M> Ledger<M> {
     }
 
     fn take_lent(&mut self, ask: &mut PendingAsk<M>) {
-        let order = self.neighbours(ask.client(), |lender| (!lender.lent.is_empty()).then_some(lender.since));
+        let order = self.neighbours(ask, |lender| (!lender.lent.is_empty()).then_some(lender.since));
         let own = ask.client();
         let (others, own): (Vec<ConnectionId>, Vec<_>) = order.into_iter().partition(|id| *id != own);
         let order: Vec<ConnectionId> = others.into_iter().chain(own).collect();
@@ -254,7 +258,7 @@ impl<M> Ledger<M> {
     }
 
     fn ask_owners(&mut self, id: u64, ask: &mut PendingAsk<M>, effects: &mut Vec<Effect<M>>) {
-        let order = self.neighbours(ask.client(), |lender| {
+        let order = self.neighbours(ask, |lender| {
             (lender.announced_bytes > 0 && lender.events.is_some()).then_some(lender.announced_at)
         });
         for owner in order {
@@ -269,14 +273,15 @@ impl<M> Ledger<M> {
         }
     }
 
-    /// Clients on the same device for which there is a time, by that time.
+    /// Clients on the asker's device that it does not spare, and for which there is a time, by that time.
     fn neighbours(
         &self,
-        client: ConnectionId,
+        ask: &PendingAsk<M>,
         since: impl Fn(&Lender<M>) -> Option<Duration>,
     ) -> Vec<ConnectionId> {
-        let device = self.clients.get(&client).map(|lender| &lender.device);
+        let device = self.clients.get(&ask.client()).map(|lender| &lender.device);
         let near = self.clients.iter().filter(|(_, lender)| Some(&lender.device) == device);
+        let near = near.filter(|(_, lender)| !ask.spares(lender.pid));
         let order: BTreeSet<(Duration, ConnectionId)> =
             near.filter_map(|(id, lender)| Some((since(lender)?, *id))).collect();
         order.into_iter().map(|(_, id)| id).collect()

@@ -18,6 +18,9 @@ pub(crate) const LENDER_BYTES_MAX: u64 = 1 << 50;
 /// More distinct sizes are refused.
 pub(crate) const SIZES_MAX: usize = 4096;
 
+/// More spared processes are refused.
+pub(crate) const SPARED_MAX: usize = 4096;
+
 /// Longer waits for owners are refused.
 pub(crate) const WITHIN_MS_MAX: u64 = 600_000;
 
@@ -37,12 +40,12 @@ pub(crate) enum Request {
     Events { version: u32, client: u64 },
     /// Ids and bytes; a descriptor for each comes along.
     Lend { chunks: Vec<(u64, u64)> },
-    /// All that is still there.
-    TakeBack,
+    /// What is still there of these; without ids, of all.
+    TakeBack { ids: Option<Vec<u64>> },
     /// What the client could give up if asked.
     Announce { bytes: u64 },
     /// Sizes come with how often each serves.
-    Ask { bytes: u64, sizes: Vec<(u64, u64)>, within_ms: u64 },
+    Ask { bytes: u64, sizes: Vec<(u64, u64)>, spared: Vec<u32>, within_ms: u64 },
     /// What there is.
     Status,
     /// Answers [`Answer::GiveUp`].
@@ -102,6 +105,8 @@ pub struct Ask {
     pub bytes: u64,
     /// Chunks of these sizes are handed over rather than freed; each size serves once.
     pub sizes: Vec<u64>,
+    /// Processes that keep what they have.
+    pub spared: Vec<u32>,
     /// How long to wait for owners that have announced memory. Zero: they are not asked.
     pub within: Duration,
 }
@@ -109,6 +114,33 @@ pub struct Ask {
 impl Ask {
     /// All that lenders and owners have on the device.
     pub const ALL: u64 = u64::MAX;
+
+    /// So many bytes, freed, of what is lent now.
+    #[must_use]
+    pub fn freeing(bytes: u64) -> Self {
+        Self { bytes, sizes: Vec::new(), spared: Vec::new(), within: Duration::ZERO }
+    }
+
+    /// Chunks of these sizes are handed over rather than freed.
+    #[must_use]
+    pub fn handing(mut self, sizes: Vec<u64>) -> Self {
+        self.sizes = sizes;
+        self
+    }
+
+    /// These processes keep what they have.
+    #[must_use]
+    pub fn sparing(mut self, processes: Vec<u32>) -> Self {
+        self.spared = processes;
+        self
+    }
+
+    /// Owners that announced memory are asked as well, and have so long.
+    #[must_use]
+    pub fn waiting(mut self, within: Duration) -> Self {
+        self.within = within;
+        self
+    }
 }
 
 /// What a broker has, and what it has done since it began.
@@ -172,7 +204,7 @@ mod tests {
                 Request::Lend { chunks: vec![(7, u64::MAX)] },
                 r#"{"request":"lend","chunks":[[7,18446744073709551615]]}"#,
             ),
-            (Request::TakeBack, r#"{"request":"take_back"}"#),
+            (Request::TakeBack { ids: Some(vec![7]) }, r#"{"request":"take_back","ids":[7]}"#),
         ] {
             assert_eq!(serde_json::to_string(&request).unwrap(), text);
             assert_eq!(serde_json::from_str::<Request>(text).unwrap(), request);

@@ -135,7 +135,7 @@ impl Script<'_> {
             "lend" => self.client().lend(chunks(&[(numbers[0], numbers[1])]))?,
             "announce" => self.client().announce(numbers[0])?,
             "take_back" => {
-                let chunks = self.client().take_back()?;
+                let chunks = self.client().take_back(None)?;
                 return Ok(format!("{:?}", chunks.iter().map(|chunk| chunk.id).collect::<Vec<_>>()));
             }
             // It never answers.
@@ -146,7 +146,7 @@ impl Script<'_> {
                 }
             })?,
             "ask" => {
-                let ask = Ask { bytes: numbers[0], sizes: numbers[1..].to_vec(), within: TEST_TIMEOUT };
+                let ask = Ask::freeing(numbers[0]).handing(numbers[1..].to_vec()).waiting(TEST_TIMEOUT);
                 let asked = self.client().ask(&ask)?;
                 let handed: Vec<u64> = asked.handed.iter().map(|chunk| number(&chunk.descriptor)).collect();
                 return Ok(format!("{handed:?} {} {}", asked.freed_bytes, asked.missing_bytes));

@@ -212,7 +212,7 @@ fn a_broker_that_answers_nonsense_is_lost() {
         let answers: &'static [&'static str] = vec![r#".{"answer":"welcome","client":1}"#, answer].leak();
         let (_folder, path) = pretend(answers);
         let client = Client::connect(&path, &hello(), TEST_TIMEOUT).unwrap();
-        let error = client.take_back().unwrap_err();
+        let error = client.take_back(None).unwrap_err();
         assert!(matches!(error, ClientError::Lost { .. }) && client.is_lost(), "{answer}: {error}");
     }
 }

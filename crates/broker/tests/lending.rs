@@ -37,7 +37,7 @@ fn waits_may_be_as_long_as_can_be_said() {
     let broker = Served::start(options);
     let client = Client::connect(&broker.path, &hello(), Duration::MAX).unwrap();
     client.lend(chunks(&[(1, 1)])).unwrap();
-    let error = client.ask(&Ask { bytes: 1, sizes: Vec::new(), within: Duration::MAX }).unwrap_err();
+    let error = client.ask(&Ask::freeing(1).waiting(Duration::MAX)).unwrap_err();
     assert!(matches!(error, ClientError::BadRequest { .. }), "{error}");
     assert_eq!(taken_back(&client), [(1, 1)]);
 }
@@ -102,6 +102,29 @@ fn the_status_names_lenders_and_sums() {
 }
 
 #[test]
+fn a_part_comes_back_and_the_rest_stays_lent() {
+    let broker = Served::start(options());
+    let client = broker.client("lender");
+    client.lend(chunks(&[(1, 10), (2, 20), (3, 30)])).unwrap();
+    let ids = |back: Vec<LentChunk>| back.iter().map(|chunk| chunk.id).collect::<Vec<_>>();
+    assert_eq!(ids(client.take_back(Some(&[3, 1, 9, 3])).unwrap()), [1, 3]);
+    assert!(client.take_back(Some(&[])).unwrap().is_empty());
+    assert_eq!(taken_back(&client), [(2, 20)]);
+}
+
+#[test]
+fn processes_that_are_spared_keep_what_they_lend() {
+    let broker = Served::start(options());
+    let (lender, asker) = (broker.client("lender"), broker.client("asker"));
+    lender.lend(chunks(&[(1, 10)])).unwrap();
+    let ours = std::process::id();
+    let asked = asker.ask(&at_once(5, &[10]).sparing(vec![ours])).unwrap();
+    assert_eq!((asked.handed.len(), asked.freed_bytes, asked.missing_bytes), (0, 0, 5));
+    let asked = asker.ask(&at_once(5, &[]).sparing(vec![ours + 1])).unwrap();
+    assert_eq!((asked.freed_bytes, asked.missing_bytes), (10, 0));
+}
+
+#[test]
 fn threads_take_turns() {
     let broker = Served::start(options());
     let client = broker.client("threads");
@@ -116,7 +139,7 @@ fn threads_take_turns() {
             scope.spawn(move || work(nth * 100));
         }
     });
-    let chunks = client.take_back().unwrap();
+    let chunks = client.take_back(None).unwrap();
     assert_eq!(chunks.len(), 80);
     assert!(chunks.iter().all(|chunk| number(&chunk.descriptor) == chunk.id));
 }
@@ -129,7 +152,7 @@ fn a_broker_that_ends_is_lost_for_good() {
     assert!(!client.is_lost());
     broker.end();
     for _ in 0..2 {
-        let error = client.take_back().unwrap_err();
+        let error = client.take_back(None).unwrap_err();
         assert!(matches!(&error, ClientError::Lost { path, .. } if *path == broker.path), "{error}");
         assert!(client.is_lost());
     }

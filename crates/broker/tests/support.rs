@@ -4,7 +4,6 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use poorwill_broker::{
     Ask, Broker, BrokerEnd, BrokerError, BrokerOptions, BrokerStop, Client, Hello, LentChunk,
@@ -88,19 +87,19 @@ pub(crate) fn chunks(list: &[(u64, u64)]) -> Vec<LentChunk> {
 
 /// What came back: ids and bytes, once the memory is known to be the right one.
 pub(crate) fn taken_back(client: &Client) -> Vec<(u64, u64)> {
-    let chunks = client.take_back().unwrap();
+    let chunks = client.take_back(None).unwrap();
     assert!(chunks.iter().all(|chunk| number(&chunk.descriptor) == chunk.id), "{chunks:?}");
     chunks.iter().map(|chunk| (chunk.id, chunk.bytes)).collect()
 }
 
 /// An ask that does not wait for owners.
 pub(crate) fn at_once(bytes: u64, sizes: &[u64]) -> Ask {
-    Ask { bytes, sizes: sizes.to_vec(), within: Duration::ZERO }
+    Ask::freeing(bytes).handing(sizes.to_vec())
 }
 
 /// An ask that waits for owners as long as a test may take.
 pub(crate) fn waiting(bytes: u64) -> Ask {
-    Ask { bytes, sizes: Vec::new(), within: TEST_TIMEOUT }
+    Ask::freeing(bytes).waiting(TEST_TIMEOUT)
 }
 
 /// How many descriptors a process has.

@@ -71,6 +71,12 @@ impl<M> Lent<M> {
         self.remove(found?)
     }
 
+    /// What is there of these.
+    pub(super) fn take(&mut self, ids: &[u64]) -> Vec<Chunk<M>> {
+        let ids: BTreeSet<u64> = ids.iter().copied().collect();
+        ids.into_iter().filter_map(|id| self.remove((self.by_id.get(&id)?.bytes, id))).collect()
+    }
+
     pub(super) fn drain(&mut self) -> Vec<Chunk<M>> {
         std::mem::take(self).by_id.into_values().collect()
     }

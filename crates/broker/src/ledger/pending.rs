@@ -22,6 +22,7 @@ pub(super) struct PendingAsk<M> {
     client: ConnectionId,
     bytes: u64,
     sizes: BTreeMap<u64, u64>,
+    spared: Vec<u32>,
     deadline: Duration,
     handed: Vec<Chunk<M>>,
     handed_bytes: u64,
@@ -37,12 +38,14 @@ impl<M> PendingAsk<M> {
         client: ConnectionId,
         bytes: u64,
         sizes: BTreeMap<u64, u64>,
+        spared: Vec<u32>,
         deadline: Duration,
     ) -> Self {
         Self {
             client,
             bytes,
             sizes,
+            spared,
             deadline,
             handed: Vec::new(),
             handed_bytes: 0,
@@ -55,6 +58,11 @@ impl<M> PendingAsk<M> {
 
     pub(super) fn client(&self) -> ConnectionId {
         self.client
+    }
+
+    /// Whether this process keeps what it has.
+    pub(super) fn spares(&self, pid: u32) -> bool {
+        self.spared.contains(&pid)
     }
 
     pub(super) fn deadline(&self) -> Duration {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use poorwill_testkit::effort::Effort;
 use proptest::collection::vec;
+use proptest::option;
 use proptest::prelude::*;
 
 use super::{AskResult, Chunk, Effect, Ledger, LedgerError};
@@ -32,9 +33,9 @@ enum Op {
     Listen { client: usize },
     StopListening { client: usize },
     Lend { client: usize, chunks: Vec<(u64, u64)> },
-    TakeBack { client: usize },
+    TakeBack { client: usize, ids: Option<Vec<u64>> },
     Announce { client: usize, bytes: u64 },
-    Ask { client: usize, bytes: u64, sizes: Vec<u64>, within: u64 },
+    Ask { client: usize, bytes: u64, sizes: Vec<u64>, spared: Vec<u32>, within: u64 },
     GaveUp { client: usize, ask: u64, bytes: u64 },
     Wait { seconds: u64 },
 }
@@ -49,10 +50,10 @@ fn op() -> impl Strategy<Value = Op> {
         2 => client().prop_map(|client| Op::Listen { client }),
         1 => client().prop_map(|client| Op::StopListening { client }),
         6 => (client(), chunks).prop_map(|(client, chunks)| Op::Lend { client, chunks }),
-        1 => client().prop_map(|client| Op::TakeBack { client }),
+        2 => (client(), option::of(vec(0..8_u64, 0..6))).prop_map(|(client, ids)| Op::TakeBack { client, ids }),
         3 => (client(), 0..12_u64).prop_map(|(client, bytes)| Op::Announce { client, bytes }),
-        5 => (client(), wanted, vec(1..9_u64, 0..4), 0..6_u64)
-            .prop_map(|(client, bytes, sizes, within)| Op::Ask { client, bytes, sizes, within }),
+        5 => (client(), wanted, vec(1..9_u64, 0..4), vec(0..3_u32, 0..2), 0..6_u64)
+            .prop_map(|(client, bytes, sizes, spared, within)| Op::Ask { client, bytes, sizes, spared, within }),
         4 => (client(), 0..3_u64, 0..12_u64).prop_map(|(client, ask, bytes)| Op::GaveUp { client, ask, bytes }),
         2 => (1..4_u64).prop_map(|seconds| Op::Wait { seconds }),
     ]
@@ -83,7 +84,8 @@ impl Pair {
             Op::Join { device } => {
                 self.ids += 1;
                 self.clients.push(self.ids);
-                self.ledger.join(self.ids, device.to_string(), String::new(), 7);
+                let pid = (self.ids % 3) as u32;
+                self.ledger.join(self.ids, device.to_string(), String::new(), pid);
                 self.model.join(self.ids, device);
                 return;
             }
@@ -108,11 +110,11 @@ impl Pair {
                 assert_eq!(done.is_ok(), self.model.lend(id, &chunks, self.now), "{done:?}");
                 return;
             }
-            Op::TakeBack { client } => {
+            Op::TakeBack { client, ids } => {
                 let Some(id) = self.client(client) else { return };
-                let back: Vec<_> =
-                    self.ledger.take_back(id).iter().map(|chunk| (chunk.id, chunk.bytes)).collect();
-                assert_eq!(back, self.model.take_back(id));
+                let back = self.ledger.take_back(id, ids.as_deref());
+                let back: Vec<_> = back.iter().map(|chunk| (chunk.id, chunk.bytes)).collect();
+                assert_eq!(back, self.model.take_back(id, ids.as_deref()));
                 return;
             }
             Op::Announce { client, bytes } => {
@@ -121,7 +123,7 @@ impl Pair {
                 self.model.announce(id, bytes, self.now);
                 return;
             }
-            Op::Ask { client, bytes, sizes, within } => {
+            Op::Ask { client, bytes, sizes, spared, within } => {
                 let Some(id) = self.client(client) else { return };
                 assert_eq!(self.ledger.is_waiting(id), self.model.is_waiting(id));
                 if self.ledger.is_waiting(id) {
@@ -131,8 +133,11 @@ impl Pair {
                 let mut counts = BTreeMap::new();
                 sizes.iter().for_each(|size| *counts.entry(*size).or_default() += 1);
                 let deadline = now + Duration::from_secs(within);
-                let effects = self.ledger.ask(id, bytes, counts, (now, deadline));
-                (effects, self.model.ask(self.asks, id, bytes, sizes, (self.now, self.now + within)))
+                let effects = self.ledger.ask(id, bytes, (counts, spared.clone()), (now, deadline));
+                (
+                    effects,
+                    self.model.ask(self.asks, id, bytes, (sizes, spared), (self.now, self.now + within)),
+                )
             }
             Op::GaveUp { client, ask, bytes } => {
                 let Some(id) = self.client(client) else { return };
@@ -234,14 +239,14 @@ fn ask(ledger: &mut Ledger<()>, client: u64, bytes: u64, sizes: &[u64]) -> AskRe
     let now = Duration::from_secs(100);
     let mut counts = BTreeMap::new();
     sizes.iter().for_each(|size| *counts.entry(*size).or_default() += 1);
-    match ledger.ask(client, bytes, counts, (now, now)).pop() {
+    match ledger.ask(client, bytes, (counts, Vec::new()), (now, now)).pop() {
         Some(Effect::Answer { result, .. }) => result,
         other => panic!("{other:?}"),
     }
 }
 
 fn left(ledger: &mut Ledger<()>, client: u64) -> Vec<u64> {
-    ledger.take_back(client).iter().map(|chunk| chunk.bytes).collect()
+    ledger.take_back(client, None).iter().map(|chunk| chunk.bytes).collect()
 }
 
 #[test]

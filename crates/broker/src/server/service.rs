@@ -13,7 +13,8 @@ use super::options::{BrokerEnd, BrokerOptions};
 use crate::ledger::{AskResult, Chunk, ConnectionId, Effect, Ledger, LedgerError};
 use crate::packets::{Message, PACKET_BYTES_MAX, Received};
 use crate::protocol::{
-    Answer, AnyHello, BrokerStatus, NAME_BYTES_MAX, Refusal, Request, SIZES_MAX, VERSION, WITHIN_MS_MAX,
+    Answer, AnyHello, BrokerStatus, NAME_BYTES_MAX, Refusal, Request, SIZES_MAX, SPARED_MAX, VERSION,
+    WITHIN_MS_MAX,
 };
 
 /// Packets that are read of one connection before the others have their turn.
@@ -338,22 +339,23 @@ impl<'o> Service<'o> {
     fn answer(&mut self, id: ConnectionId, request: Request) -> Result<(), Violation> {
         let now = self.now();
         let answer = match request {
-            Request::TakeBack => {
-                let chunks = self.ledger.take_back(id).into_iter();
+            Request::TakeBack { ids } => {
+                let chunks = self.ledger.take_back(id, ids.as_deref()).into_iter();
                 let (chunks, descriptors) =
                     chunks.map(|chunk| ((chunk.id, chunk.bytes), chunk.memory)).unzip();
                 self.send(id, &Answer::Chunks { chunks }, descriptors);
                 return Ok(());
             }
-            Request::Ask { bytes, sizes, within_ms } => {
-                if sizes.len() > SIZES_MAX || within_ms > WITHIN_MS_MAX {
+            Request::Ask { bytes, sizes, spared, within_ms } => {
+                if sizes.len() > SIZES_MAX || spared.len() > SPARED_MAX || within_ms > WITHIN_MS_MAX {
                     return Err(format!(
-                        "an ask has over {SIZES_MAX} sizes or waits over {WITHIN_MS_MAX} ms"
+                        "an ask has over {SIZES_MAX} sizes, spares over {SPARED_MAX} processes or waits over \
+                         {WITHIN_MS_MAX} ms"
                     ));
                 }
                 let deadline = now + Duration::from_millis(within_ms);
                 let sizes = sizes.into_iter().collect();
-                let effects = self.ledger.ask(id, bytes, sizes, (now, deadline));
+                let effects = self.ledger.ask(id, bytes, (sizes, spared), (now, deadline));
                 self.perform(effects);
                 return Ok(());
             }

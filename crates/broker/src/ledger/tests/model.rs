@@ -38,6 +38,7 @@ struct ModelAsk {
     client: u64,
     bytes: u64,
     sizes: Vec<u64>,
+    spared: Vec<u32>,
     deadline: u64,
     handed: Vec<(u64, u64)>,
     freed: u64,
@@ -51,6 +52,12 @@ pub(super) struct LedgerModel {
     lenders: Vec<ModelLender>,
     asks: BTreeMap<u64, ModelAsk>,
     totals: (u64, u64, u64, u64),
+}
+
+impl ModelLender {
+    fn pid(&self) -> u32 {
+        (self.id % 3) as u32
+    }
 }
 
 impl ModelAsk {
@@ -115,8 +122,11 @@ impl LedgerModel {
         true
     }
 
-    pub(super) fn take_back(&mut self, id: u64) -> Vec<(u64, u64)> {
-        let mut lent = std::mem::take(&mut self.of(id).lent);
+    pub(super) fn take_back(&mut self, id: u64, ids: Option<&[u64]>) -> Vec<(u64, u64)> {
+        let lent = &mut self.of(id).lent;
+        let is_wanted = |(id, _): &(u64, u64)| ids.is_none_or(|ids| ids.contains(id));
+        let (mut lent, rest) = std::mem::take(lent).into_iter().partition::<Vec<_>, _>(is_wanted);
+        self.of(id).lent = rest;
         lent.sort_unstable();
         self.totals.2 += lent.iter().map(|(_, bytes)| bytes).sum::<u64>();
         lent
@@ -139,13 +149,14 @@ impl LedgerModel {
         id: u64,
         client: u64,
         bytes: u64,
-        sizes: Vec<u64>,
+        (sizes, spared): (Vec<u64>, Vec<u32>),
         (now, deadline): (u64, u64),
     ) -> Vec<ModelEffect> {
         let ask = ModelAsk {
             client,
             bytes,
             sizes,
+            spared,
             deadline,
             handed: Vec::new(),
             freed: 0,
@@ -184,7 +195,8 @@ impl LedgerModel {
         let mut ask = self.asks.remove(&id).unwrap();
         let device = self.of(ask.client).device;
         self.take(&mut ask, device);
-        let mut owners: Vec<&mut ModelLender> = self.lenders.iter_mut().collect();
+        let mut owners: Vec<&mut ModelLender> =
+            self.lenders.iter_mut().filter(|owner| !ask.spared.contains(&owner.pid())).collect();
         owners.sort_by_key(|owner| (owner.announced_at, owner.id));
         for owner in owners {
             let Some(events) = owner.events else { continue };
@@ -213,8 +225,9 @@ impl LedgerModel {
     }
 
     fn take(&mut self, ask: &mut ModelAsk, device: usize) {
-        let mut lenders: Vec<&mut ModelLender> =
-            self.lenders.iter_mut().filter(|lender| lender.device == device).collect();
+        let is_near =
+            |lender: &&mut ModelLender| lender.device == device && !ask.spared.contains(&lender.pid());
+        let mut lenders: Vec<&mut ModelLender> = self.lenders.iter_mut().filter(is_near).collect();
         lenders.sort_by_key(|lender| (lender.id == ask.client, lender.since, lender.id));
         ask.sizes.sort_unstable_by(|a, b| b.cmp(a));
         for lender in &mut lenders {
