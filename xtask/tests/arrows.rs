@@ -26,7 +26,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("poorwill-driver", &["poorwill-core"]),
     ("poorwill-fake-libcuda", &["poorwill-core", "poorwill-driver"]),
     ("poorwill-fake-nvml", &["poorwill-core"]),
-    ("poorwill", &["poorwill-core", "poorwill-driver"]),
+    ("poorwill", &["poorwill-broker", "poorwill-core", "poorwill-driver"]),
     ("poorwill-bench", &["poorwill", "poorwill-driver"]),
     ("poorwill-local", &["poorwill", "poorwill-bench"]),
     ("poorwill-preload", &["poorwill"]),

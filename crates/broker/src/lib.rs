@@ -10,12 +10,14 @@
 
 mod client;
 mod ledger;
+mod limit;
 mod packets;
 mod protocol;
 mod server;
 mod socket_path;
 
 pub use client::{Asked, Client, ClientError, HandedChunk, Hello, LentChunk};
+pub use limit::raise_descriptor_limit;
 pub use protocol::{Ask, BrokerStatus, BrokerTotals, LenderStatus, VERSION};
 pub use server::{Broker, BrokerEnd, BrokerError, BrokerOptions, BrokerStop};
 pub use socket_path::{FolderError, default_path};

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 /// The version of the protocol. The name of the socket has it as well.
 pub const VERSION: u32 = 1;
 
-/// Longer names of devices and lenders are refused.
-pub(crate) const NAME_BYTES_MAX: usize = 128;
+/// Longer names of devices and lenders are refused. A host device's is the path of a folder.
+pub(crate) const NAME_BYTES_MAX: usize = 4096 + 64;
 
 /// More bytes of a lender are refused: sums stay far from what a number holds.
 pub(crate) const LENDER_BYTES_MAX: u64 = 1 << 50;

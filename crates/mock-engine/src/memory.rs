@@ -94,7 +94,7 @@ impl Memory {
         }
         let capacity_bytes =
             bytes.checked_add(SLACK_BYTES).ok_or_else(|| fail("it is too much: give it less".to_owned()))?;
-        let arena = Arena::open(Config::on(DeviceSpec::Host { capacity_bytes }))
+        let arena = Arena::open(Config::on(DeviceSpec::host_of(capacity_bytes)))
             .map_err(|error| fail(chain(&error)))?;
         let pool_error = |error: PoolError| fail(chain(&error));
         let kv_cache_bytes = bytes / 2;

@@ -16,6 +16,8 @@ use poorwill_driver::disk::DiskConfig;
 
 use crate::budget::claim_own;
 use crate::device::DeviceSpec;
+#[cfg(target_os = "linux")]
+use crate::lend::{self, Lending};
 use crate::open::{Device, DeviceOptions, HostMemoryUse, OpenError, Peers};
 
 /// Which device to open, how much of it to use, and how its pool behaves.
@@ -48,6 +50,9 @@ pub struct Config {
     /// Limit and shape of the pool. The limit claims a part of the budget; without one the pool claims all of
     /// it.
     pub pool: PoolConfig,
+    /// Through which broker sleeps may lend.
+    #[cfg(target_os = "linux")]
+    pub lending: Option<Lending>,
 }
 
 impl Config {
@@ -55,7 +60,16 @@ impl Config {
     #[must_use]
     pub fn on(device: DeviceSpec) -> Self {
         let (host_memory, peers, disk, pool) = Default::default();
-        Self { device, budget: None, host_memory, peers, disk, pool }
+        Self {
+            device,
+            budget: None,
+            host_memory,
+            peers,
+            disk,
+            pool,
+            #[cfg(target_os = "linux")]
+            lending: None,
+        }
     }
 
     /// Sets the pool's limit.
@@ -90,6 +104,14 @@ impl Config {
     #[must_use]
     pub fn spilling_to(mut self, disk: impl Into<Option<DiskConfig>>) -> Self {
         self.disk = disk.into();
+        self
+    }
+
+    /// Sets [`Self::lending`].
+    #[cfg(target_os = "linux")]
+    #[must_use]
+    pub fn lending_by(mut self, lending: impl Into<Option<Lending>>) -> Self {
+        self.lending = lending.into();
         self
     }
 
@@ -143,11 +165,16 @@ impl Arena {
     ///
     /// # Errors
     /// - `Device` when the device does not open, and `Budget` when no source reports its memory.
-    /// - `Claim` for a limit above the budget, and `Pool` for an invalid one.
+    /// - `Claim` for a limit above the budget, and `Pool` for an invalid one, or a device that cannot lend.
     pub fn open(config: Config) -> Result<Self, OpenError> {
-        let Config { device, budget, host_memory, peers, disk, pool } = config;
+        let Config { device, budget, host_memory, peers, disk, pool, .. } = config;
         let options = DeviceOptions::default().backing_up_in(host_memory).open_to(peers).spilling_to(disk);
-        Self::open_on(&Device::open_with(&device, options)?, budget, pool)
+        let arena = Self::open_on(&Device::open_with(&device, options)?, budget, pool)?;
+        #[cfg(target_os = "linux")]
+        if let Some(lending) = &config.lending {
+            arena.lend_through(lending)?;
+        }
+        Ok(arena)
     }
 
     /// As [`Arena::open`], on an open device that no other arena or envelope manages.
@@ -227,6 +254,19 @@ impl Arena {
         let pool = pool.limited_to((!is_all).then(|| claim.bytes()));
         let pool = Pool::with_backups(driver, pool, Arc::new(backups))?;
         Ok(Self(Arc::new(Inner { pool, claim, _in_use: in_use })))
+    }
+
+    /// Has sleeps of this arena lend, if they [say so](SleepRequest::lending). Call it before the first allocation: memory
+    /// that is there already cannot be lent. A broker that is not there is no error; see [`SleepReport::lend_refused`].
+    ///
+    /// The limit of open files of this process is raised as far as it may: a sleep has a descriptor for each chunk that it
+    /// lends, 512 at most.
+    ///
+    /// # Errors
+    /// `InvalidConfig`: the device's memory cannot be had by other processes, or the arena lends already.
+    #[cfg(target_os = "linux")]
+    pub fn lend_through(&self, lending: &Lending) -> Result<(), PoolError> {
+        lend::lend_through(self.pool(), lending)
     }
 
     /// The pool, for copies on the caller's streams.

@@ -26,6 +26,7 @@
 //! - [`budget`] says how much of a device a process may use.
 //! - [`ranks`] has the processes of one engine sleep and wake together, or not at all.
 //! - [`hibernation`] takes processes off their GPUs as a whole, and puts them back.
+//! - [`lend`] leaves the memory of a sleeping arena on its device until another process needs it.
 //! - [`doctor`] examines this computer. [`gpus`] reports a GPU's free memory.
 //!
 //! Terms and promises: `docs/design.md`. Measurements: the crate `poorwill-bench`.
@@ -44,6 +45,8 @@ pub mod doctor;
 pub mod gpus;
 #[cfg(target_os = "linux")]
 pub mod hibernation;
+#[cfg(target_os = "linux")]
+pub mod lend;
 #[cfg(unix)]
 pub mod model;
 #[cfg(target_os = "linux")]
@@ -62,6 +65,9 @@ pub use arena::{Arena, Config};
 pub use device::{DeviceSpec, HOST_CAPACITY_BYTES_DEFAULT, ParseDeviceError};
 pub use open::{Device, DeviceOptions, HostMemoryUse, OpenError, Peers, shared_memory_per_block_bytes};
 pub use owned::OwnedBlock;
+/// Holds what processes lend.
+#[cfg(target_os = "linux")]
+pub use poorwill_broker as broker;
 pub use poorwill_core::{
     AllocRequest, BackupView, Block, BlockId, Budget, ByteSize, CancellationToken, Cap, Changes, Claim,
     ClaimError, CopyPart, DIGEST_VERSION, Decision, DecisionError, DeviceInfo, DeviceRange, Digest, Driver,

@@ -265,7 +265,8 @@ impl Device {
     #[cfg(target_os = "linux")]
     #[must_use]
     pub fn from_host(device: Arc<HostDevice>) -> Self {
-        let spec = DeviceSpec::Host { capacity_bytes: device.info().total_bytes };
+        let shared_in = device.shared_in();
+        let spec = DeviceSpec::Host { capacity_bytes: device.info().total_bytes, shared_in };
         Self { spec, backend: Backend::Host(device), disk: None, deferred: Arc::default() }
     }
 
@@ -441,8 +442,9 @@ impl Backend {
         let pin = if host_memory.pageable { Pin::Never } else { Pin::Auto };
         let host_memory = HostMemoryConfig::default().limited_to(host_memory.limit_bytes).pinning(pin);
         match spec {
-            DeviceSpec::Host { capacity_bytes } => {
-                let config = HostConfig::with_capacity(*capacity_bytes).backing_up_in(host_memory);
+            DeviceSpec::Host { capacity_bytes, shared_in } => {
+                let mut config = HostConfig::with_capacity(*capacity_bytes).backing_up_in(host_memory);
+                config.shared_in.clone_from(shared_in);
                 Ok(Self::Host(Arc::new(HostDevice::open(&config)?)))
             }
             DeviceSpec::Cuda { ordinal } => {

@@ -38,7 +38,7 @@
 //!   without gaps. Touching it then faults. The backings keep their bytes for the next mapping.
 //! - **\[release\]** returns a backing's memory to the device at once, or with its last unmap. A released backing
 //!   cannot be mapped or released again.
-//! - **\[shared-memory\]** Where [`DeviceInfo::shares_memory`] is true, memory of `create_shared` can be had by other
+//! - **\[shared-memory\]** Where there is a [`DeviceInfo::memory_name`], memory of `create_shared` can be had by other
 //!   processes: `export` gives a descriptor of it, and `import` another backing of the same bytes, wherever the descriptor
 //!   was sent. The memory stays in use, with its bytes, until its last backing, mapping and descriptor are gone, and goes
 //!   back to the device then, whatever became of the process that created it. Elsewhere these calls are

@@ -244,8 +244,9 @@ pub struct DeviceInfo {
     pub fast_digests: bool,
     /// Whether the device encodes and decodes granules faster than its link carries them.
     pub fast_codec: bool,
-    /// Whether its memory can be had by other processes.
-    pub shares_memory: bool,
+    /// What all processes of the computer call its memory: a GPU's UUID as in `GPU-…`, or a folder as in `host:…`. `None`:
+    /// other processes cannot have it.
+    pub memory_name: Option<String>,
     /// Whether its memory is the computer's, so that backups in host memory take what a sleep releases.
     pub shares_host_memory: bool,
 }
@@ -265,7 +266,7 @@ impl DeviceInfo {
             save_streams: 1,
             fast_digests: false,
             fast_codec: false,
-            shares_memory: false,
+            memory_name: None,
             shares_host_memory: false,
         }
     }
@@ -277,10 +278,10 @@ impl DeviceInfo {
         self
     }
 
-    /// Sets [`DeviceInfo::shares_memory`].
+    /// Sets [`DeviceInfo::memory_name`].
     #[must_use]
-    pub fn sharing_memory(mut self, shares_memory: bool) -> Self {
-        self.shares_memory = shares_memory;
+    pub fn sharing_memory_as(mut self, memory_name: Option<String>) -> Self {
+        self.memory_name = memory_name;
         self
     }
 

@@ -170,7 +170,7 @@ impl Shared {
 
     pub(super) fn lend_through(&self, broker: Arc<dyn Broker>) -> Result<()> {
         drop(self.open_state()?);
-        if !self.driver.info().shares_memory {
+        if self.driver.info().memory_name.is_none() {
             let reason = format!(
                 "{} cannot lend memory: it has no descriptors that other processes could hold",
                 self.driver.info().id

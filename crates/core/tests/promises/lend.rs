@@ -82,7 +82,7 @@ impl World {
 
 fn has_descriptors() -> bool {
     let device = TestDevice::open(1);
-    let shares_memory = device.info().shares_memory;
+    let shares_memory = device.info().memory_name.is_some();
     !skipped_unless(|_| shares_memory, "the device has no descriptors of its memory")
 }
 
@@ -325,7 +325,7 @@ fn a_pool_has_one_broker() {
     assert!(matches!(refused, PoolError::InvalidConfig { .. }), "{refused}");
     let device = TestDevice::open(8);
     let without =
-        ScriptedDriver::new(device.driver(), |_| Verdict::Pass).with_info(|info| info.shares_memory = false);
+        ScriptedDriver::new(device.driver(), |_| Verdict::Pass).with_info(|info| info.memory_name = None);
     let pool = Pool::new(Arc::new(without), PoolConfig::default().in_chunks_of(1).in_segments_of(8)).unwrap();
     let refused = pool.lend_through(Arc::clone(&world.broker) as Arc<dyn Broker>).unwrap_err();
     assert!(matches!(refused, PoolError::InvalidConfig { .. }), "{refused}");

@@ -168,7 +168,7 @@ impl CudaDevice {
             .digesting_fast(digester.kernel().is_ok())
             .encoding_fast(codec.kernels().is_ok() && pageable_because.is_none())
             .sharing_host_memory(gpu.integrated)
-            .sharing_memory(state.shares_memory());
+            .sharing_memory_as(state.shares_memory().then(|| format!("GPU-{}", gpu.uuid)));
         let queues = Arc::new(Queues::new(&context));
         let registrations = Registrations::of(&context);
         Ok(Self {

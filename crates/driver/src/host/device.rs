@@ -161,19 +161,26 @@ impl HostDevice {
             is_shared: false,
             system: System::here(),
         };
+        let memory_name = state.in_use().name();
         let name = format!("host device of {}", ByteSize(capacity_bytes));
         Ok(Self {
             info: DeviceInfo::new("host", name, granule, capacity_bytes)
                 .copying_over(copy_streams)
                 .saving_over(copy_streams)
                 .digesting_fast(true)
-                .sharing_memory(true),
+                .sharing_memory_as(Some(memory_name)),
             owner,
             shared: Arc::new(Shared { state: Mutex::new(state), file, granule_bytes }),
             queues: ManuallyDrop::new(Mutex::new(queues)),
             host_memory: HostArena::new(owner, Box::new(Plain), options),
             process: OnceLock::new(),
         })
+    }
+
+    /// The folder of a device of several processes.
+    #[must_use]
+    pub fn shared_in(&self) -> Option<PathBuf> {
+        self.shared.lock().in_use().folder().map(Path::to_owned)
     }
 
     /// Registers this process in a folder, so that a [`HostCheckpointer`](super::HostCheckpointer) of another process can

@@ -81,6 +81,23 @@ impl InUse {
         Ok(Self { capacity_bytes, unshared_bytes: 0, files })
     }
 
+    pub(super) fn folder(&self) -> Option<&Path> {
+        match &self.files {
+            Files::Here(_) => None,
+            Files::Folder { path, .. } => Some(path),
+        }
+    }
+
+    /// The same in all processes of the device, and on no other device.
+    pub(super) fn name(&self) -> String {
+        match &self.files {
+            Files::Here(_) => {
+                format!("host:process-{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed))
+            }
+            Files::Folder { path, .. } => format!("host:{}", path.display()),
+        }
+    }
+
     pub(super) fn capacity_bytes(&self) -> u64 {
         self.capacity_bytes
     }
@@ -135,10 +152,11 @@ impl InUse {
 impl Files {
     fn in_folder(path: &Path) -> io::Result<Self> {
         std::fs::create_dir_all(path)?;
-        let _turn = Turn::take(path)?;
-        let unshared = make(path, "unshared")?;
+        let path = path.canonicalize()?;
+        let _turn = Turn::take(&path)?;
+        let unshared = make(&path, "unshared")?;
         fs::flock(&unshared, FlockOperation::NonBlockingLockExclusive)?;
-        Ok(Self::Folder { path: path.to_owned(), unshared })
+        Ok(Self::Folder { path, unshared })
     }
 
     /// One process at a time looks at a folder's files, or makes some.

@@ -75,6 +75,11 @@ impl HostState {
         })
     }
 
+    /// What the device's capacity is counted by.
+    pub(super) fn in_use(&self) -> &InUse {
+        &self.in_use
+    }
+
     /// All that the device has of the file.
     fn extents(&self) -> impl Iterator<Item = Extent> {
         self.ledger.backings().filter_map(Memory::extent).chain(self.unpunched.iter().copied())

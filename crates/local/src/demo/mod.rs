@@ -18,10 +18,10 @@ use crate::failure::{CommandOutput, Failure};
 use crate::progress::Progress;
 use crate::verify::{self, verify};
 
-const VERIFY_DEVICE: DeviceSpec = DeviceSpec::Host { capacity_bytes: 4 << 30 };
+const VERIFY_DEVICE: DeviceSpec = DeviceSpec::host_of(4 << 30);
 
 /// The large loads write nothing, so it takes no memory.
-const CHURN_DEVICE: DeviceSpec = DeviceSpec::Host { capacity_bytes: 64 << 30 };
+const CHURN_DEVICE: DeviceSpec = DeviceSpec::host_of(64 << 30);
 
 /// Smaller sizes are not representative.
 const DIVISOR_MAX: u64 = 1 << 10;

@@ -6,7 +6,7 @@ use poorwill_testkit::device::{DeviceKind, skipped_unless};
 /// The device of this run by name, as users open it.
 fn device() -> Option<Device> {
     let spec = match DeviceKind::of_this_run() {
-        DeviceKind::Host => DeviceSpec::Host { capacity_bytes: 8 << 30 },
+        DeviceKind::Host => DeviceSpec::host_of(8 << 30),
         DeviceKind::Cuda(ordinal) => DeviceSpec::Cuda { ordinal },
         DeviceKind::Fake => return None,
     };

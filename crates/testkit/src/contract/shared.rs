@@ -10,7 +10,7 @@ use super::{assert_invalid, assert_unknown, free, granule, kind, read, sample, w
 /// Whether the device has such memory; if not, it says so.
 fn has_shared_memory(driver: &dyn Driver) -> bool {
     let bytes = granule(driver);
-    if driver.info().shares_memory {
+    if driver.info().memory_name.is_some() {
         return true;
     }
     let backing = driver.create(bytes).unwrap();

@@ -16,7 +16,7 @@ use crate::replay::{Moment, Replayer, Run};
 use crate::trace::{Block, Trace, TraceBuilder};
 
 fn host(capacity_bytes: u64) -> Arc<dyn Driver> {
-    Device::open(&DeviceSpec::Host { capacity_bytes }).unwrap().driver()
+    Device::open(&DeviceSpec::host_of(capacity_bytes)).unwrap().driver()
 }
 
 /// The host device at the addresses of a device without memory: the kernel's depend on what else a process maps.
