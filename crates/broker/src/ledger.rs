@@ -224,7 +224,12 @@ impl<M> Ledger<M> {
             announced_bytes: lender.announced_bytes,
             lent_s: (!lender.lent.is_empty()).then(|| now.saturating_sub(lender.since).as_secs()),
         });
-        BrokerStatus { lenders: lenders.collect(), totals: self.totals, last_problem: None }
+        BrokerStatus {
+            pid: std::process::id(),
+            lenders: lenders.collect(),
+            totals: self.totals,
+            last_problem: None,
+        }
     }
 
     /// Takes an ask as far as it comes now, and answers it if no owner is left to wait for.

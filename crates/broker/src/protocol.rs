@@ -147,12 +147,23 @@ impl Ask {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct BrokerStatus {
+    /// Its process.
+    pub pid: u32,
     /// Clients that lend or have announced something, by their connections' age.
     pub lenders: Vec<LenderStatus>,
     /// Sums since the broker began.
     pub totals: BrokerTotals,
     /// Why a connection was last refused or ended by the broker.
     pub last_problem: Option<String>,
+}
+
+impl BrokerStatus {
+    /// What can be had of a device: lent or announced.
+    #[must_use]
+    pub fn reclaimable_bytes(&self, device: &str) -> u64 {
+        let near = self.lenders.iter().filter(|lender| lender.device == device);
+        near.map(|lender| lender.lent_bytes.saturating_add(lender.announced_bytes)).sum()
+    }
 }
 
 /// What a client lends.

@@ -16,9 +16,6 @@ use super::Lending;
 /// How long a broker is left alone that has not answered, or could not be started.
 const REST: Duration = Duration::from_secs(10);
 
-/// How long a broker may take to start.
-const START_MAX: Duration = Duration::from_secs(1);
-
 /// How often a starting broker is looked for.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -41,12 +38,14 @@ struct Link {
 struct Started {
     broker: Child,
     at: Instant,
+    /// It has answered, so its end is no failure to start.
+    answered: bool,
 }
 
 impl Started {
-    fn is_starting(&mut self) -> bool {
+    fn is_starting(&mut self, start_max: Duration) -> bool {
         // One that has ended is waited for here, so that nothing of it remains.
-        matches!(self.broker.try_wait(), Ok(None)) && self.at.elapsed() < START_MAX
+        !self.answered && matches!(self.broker.try_wait(), Ok(None)) && self.at.elapsed() < start_max
     }
 }
 
@@ -90,18 +89,22 @@ impl Lender {
     fn reach_anew(&self, link: &mut Link, may_start: bool) -> Result<Arc<Client>, BrokerError> {
         loop {
             match self.lending.connect(&self.memory_name) {
-                Ok(client) => return Ok(Arc::new(client)),
+                Ok(client) => {
+                    link.started.iter_mut().for_each(|started| started.answered = true);
+                    return Ok(Arc::new(client));
+                }
                 // That is known at once.
                 Err(error @ ClientError::NotThere { .. }) if !may_start => return Err(refusal(&error)),
                 Err(error @ ClientError::NotThere { .. }) => {
-                    let is_starting = link.started.as_mut().is_some_and(Started::is_starting);
+                    let timeout = self.lending.timeout();
+                    let is_starting = link.started.as_mut().is_some_and(|one| one.is_starting(timeout));
                     if is_starting {
                         std::thread::sleep(LOOK);
-                    } else if link.started.is_some() || self.lending.start.is_none() {
-                        let failed =
-                            link.started.take().map(|_| "; the broker that was started does not answer");
-                        let reason = format!("{error}{}", failed.unwrap_or_default());
-                        return Err(rest(link, failed.is_some(), BrokerError { reason }));
+                    } else if link.started.take_if(|started| !started.answered).is_some() {
+                        let reason = format!("{error}; the broker that was started does not answer");
+                        return Err(rest(link, true, BrokerError { reason }));
+                    } else if self.lending.start.is_none() {
+                        return Err(refusal(&error));
                     } else {
                         self.start(link).map_err(|error| rest(link, true, error))?;
                     }
@@ -122,7 +125,7 @@ impl Lender {
         let broker = command.spawn().map_err(|error| BrokerError {
             reason: format!("a broker cannot be started by `{}`: {error}", program.display()),
         })?;
-        link.started = Some(Started { broker, at: Instant::now() });
+        link.started = Some(Started { broker, at: Instant::now(), answered: false });
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use poorwill_broker::{Ask, Client, ClientError, Hello};
+use poorwill_broker::{Ask, BrokerStatus, Client, ClientError, Hello};
 use poorwill_core::{Pool, PoolError};
 
 pub use poorwill_broker::ClientError as LendError;
@@ -43,6 +43,8 @@ pub struct Lending {
     pub start: Option<Vec<OsString>>,
     /// This process's name for people.
     pub name: Option<String>,
+    /// How long a call, or the start of a broker, may take; 1 s by default.
+    pub timeout: Option<Duration>,
 }
 
 impl Lending {
@@ -67,6 +69,13 @@ impl Lending {
         self
     }
 
+    /// Sets [`Self::timeout`].
+    #[must_use]
+    pub fn within(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
     /// The broker's socket.
     #[must_use]
     pub fn path(&self) -> PathBuf {
@@ -78,10 +87,15 @@ impl Lending {
     /// # Errors
     /// There is a broker, and it does not answer.
     pub fn reclaimable_bytes(&self, memory_name: &str) -> Result<u64, LendError> {
-        let Some(client) = self.connect_if_there(memory_name)? else { return Ok(0) };
-        let lenders = client.status()?.lenders;
-        let near = lenders.iter().filter(|lender| lender.device == memory_name);
-        Ok(near.map(|lender| lender.lent_bytes.saturating_add(lender.announced_bytes)).sum())
+        Ok(self.status()?.map_or(0, |status| status.reclaimable_bytes(memory_name)))
+    }
+
+    /// What the broker has, of all devices; `None` without a broker.
+    ///
+    /// # Errors
+    /// There is a broker, and it does not answer.
+    pub fn status(&self) -> Result<Option<BrokerStatus>, LendError> {
+        self.connect_if_there("none")?.map(|client| client.status()).transpose()
     }
 
     /// Has so much of what is lent on a device given up, `u64::MAX` for all; of `spared` processes nothing. Returns the
@@ -101,9 +115,13 @@ impl Lending {
         Ok(asked.freed_bytes.saturating_add(asked.given_up_bytes))
     }
 
+    fn timeout(&self) -> Duration {
+        self.timeout.unwrap_or(Client::TIMEOUT)
+    }
+
     fn connect(&self, memory_name: &str) -> Result<Client, ClientError> {
         let name = self.name.clone().unwrap_or_else(|| "poorwill".into());
-        Client::connect(&self.path(), &Hello { device: memory_name.into(), name }, Client::TIMEOUT)
+        Client::connect(&self.path(), &Hello { device: memory_name.into(), name }, self.timeout())
     }
 
     fn connect_if_there(&self, memory_name: &str) -> Result<Option<Client>, ClientError> {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // Helpers are test code, too.
 
 mod headroom;
+mod lend;
 mod loading;
 mod model;
 mod offload;

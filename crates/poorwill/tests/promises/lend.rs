@@ -1,0 +1,255 @@
+//! Arenas lend through a broker that is there, started by one of them, lost or mute, and bytes are right in each case.
+
+use std::ffi::OsString;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use poorwill::broker::{Broker, BrokerEnd, BrokerOptions, BrokerStop};
+use poorwill::lend::Lending;
+use poorwill::{
+    AllocRequest, Arena, Block, Level, PoolConfig, SleepReport, SleepRequest, Tag, WakeReport, WakeRequest,
+};
+use poorwill_testkit::device::{TestDevice, skipped_unless};
+use poorwill_testkit::pattern;
+use poorwill_testkit::watchdog::TEST_TIMEOUT;
+
+/// A broker on a thread, until this is dropped.
+struct Served {
+    stop: Arc<BrokerStop>,
+    thread: Option<JoinHandle<BrokerEnd>>,
+}
+
+impl Served {
+    fn start(path: &Path) -> Self {
+        let stop = Arc::new(BrokerStop::new().unwrap());
+        let mut options = BrokerOptions::default();
+        (options.idle, options.hello) = (TEST_TIMEOUT, TEST_TIMEOUT);
+        let broker = Broker::bind(path, options).unwrap();
+        let stopped = Arc::clone(&stop);
+        Self { stop, thread: Some(std::thread::spawn(move || broker.run(&stopped).unwrap())) }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.stop.stop();
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+/// A device, and a place for a broker.
+struct World {
+    device: TestDevice,
+    folder: tempfile::TempDir,
+    /// One test at a time: a process that one starts has all descriptors until it is another program, and memory is in
+    /// use as long.
+    _turn: MutexGuard<'static, ()>,
+}
+
+static TURN: Mutex<()> = Mutex::new(());
+
+impl World {
+    fn open() -> Option<Self> {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let device = TestDevice::open(96);
+        let shares_memory = device.info().memory_name.is_some();
+        let skipped = skipped_unless(|_| shares_memory, "the device has no descriptors of its memory");
+        (!skipped).then(|| Self { device, folder: tempfile::tempdir().unwrap(), _turn: turn })
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("broker.sock")
+    }
+
+    fn lending(&self) -> Lending {
+        Lending::default().at(self.socket()).within(TEST_TIMEOUT)
+    }
+
+    fn lender(&self, lending: &Lending) -> Lender {
+        let config = PoolConfig::default().in_chunks_of(4).in_spans_of(16).in_segments_of(8);
+        let arena = Arena::over(self.device.driver(), config.keeping_backups(true)).unwrap();
+        arena.lend_through(lending).unwrap();
+        Lender { arena, blocks: Vec::new(), granule: self.device.info().granule_bytes }
+    }
+
+    fn memory_name(&self) -> String {
+        self.device.info().memory_name.clone().unwrap()
+    }
+}
+
+struct Lender {
+    arena: Arena,
+    blocks: Vec<Block>,
+    granule: u64,
+}
+
+impl Lender {
+    fn load(&mut self, granules: u64) {
+        let request = AllocRequest::new(granules * self.granule, Tag::weights());
+        let block = self.arena.alloc(&request).unwrap();
+        let (seed, len) = (self.blocks.len() as u64, usize::try_from(block.requested_bytes).unwrap());
+        pattern::fill(self.arena.pool(), block.id, seed, len).unwrap();
+        self.blocks.push(block);
+    }
+
+    fn lend(&self) -> SleepReport {
+        self.arena.sleep(&SleepRequest::all(Level::One).lending()).unwrap()
+    }
+
+    /// All bytes are right afterwards.
+    fn wake(&self) -> WakeReport {
+        let woken = self.arena.wake(&WakeRequest::all()).unwrap();
+        for (seed, block) in (0..).zip(&self.blocks) {
+            let len = usize::try_from(block.requested_bytes).unwrap();
+            let read = pattern::read(self.arena.pool(), block.id, len).unwrap();
+            assert!(read == pattern::bytes(seed, len), "{block:?}");
+        }
+        woken
+    }
+
+    fn granules(&self, bytes: u64) -> u64 {
+        bytes / self.granule
+    }
+}
+
+#[test]
+fn two_arenas_that_fit_by_half_lend_to_each_other() {
+    let Some(world) = World::open() else { return };
+    let _broker = Served::start(&world.socket());
+    let (mut one, mut two) = (world.lender(&world.lending()), world.lender(&world.lending()));
+    (0..6).for_each(|_| one.load(10));
+    let slept = one.lend();
+    assert_eq!((one.granules(slept.lent_bytes), slept.released_bytes), (60, 0), "{slept:?}");
+    let name = world.memory_name();
+    assert_eq!(world.lending().reclaimable_bytes(&name).unwrap(), slept.lent_bytes);
+    // It lacks 24 granules, and gets them from what the other lends.
+    (0..6).for_each(|_| two.load(10));
+    assert_eq!(one.granules(world.lending().reclaimable_bytes(&name).unwrap()), 30);
+    two.lend();
+    let woken = one.wake();
+    assert_eq!((one.granules(woken.returned_bytes), one.granules(woken.copied_bytes)), (30, 30));
+    one.lend();
+    let woken = two.wake();
+    assert_eq!(two.granules(woken.returned_bytes + woken.copied_bytes), 60);
+    assert!(woken.returned_bytes > 0, "{woken:?}");
+}
+
+#[test]
+fn all_is_given_up_for_those_that_do_not_ask() {
+    let Some(world) = World::open() else { return };
+    let (name, lending) = (world.memory_name(), world.lending());
+    let free = |bytes, spared| lending.free(&name, bytes, spared, Duration::ZERO).unwrap();
+    assert_eq!((free(u64::MAX, vec![]), lending.reclaimable_bytes(&name).unwrap()), (0, 0), "no broker");
+    let _broker = Served::start(&world.socket());
+    let mut lender = world.lender(&lending);
+    (0..3).for_each(|_| lender.load(8));
+    let lent_bytes = lender.lend().lent_bytes;
+    assert_eq!(free(u64::MAX, vec![std::process::id()]), 0);
+    let part_bytes = free(1, vec![]);
+    assert!((1..lent_bytes).contains(&part_bytes), "{part_bytes}");
+    assert_eq!(free(u64::MAX, vec![]), lent_bytes - part_bytes);
+    assert_eq!(lending.free("another", u64::MAX, vec![], Duration::ZERO).unwrap(), 0);
+    let woken = lender.wake();
+    assert_eq!((woken.returned_bytes, woken.copied_bytes), (0, lent_bytes));
+}
+
+/// A test that is the program of a broker, and ends with its caller's input or when it is killed.
+#[test]
+fn broker_program() {
+    let Some(socket) = std::env::var_os("POORWILL_TEST_BROKER") else { return };
+    let mut options = BrokerOptions::default();
+    options.idle = TEST_TIMEOUT;
+    Broker::bind(Path::new(&socket), options).unwrap().run(&BrokerStop::new().unwrap()).unwrap();
+}
+
+/// This program as a broker.
+fn started(socket: &Path) -> Vec<OsString> {
+    let mut variable = OsString::from("POORWILL_TEST_BROKER=");
+    variable.push(socket);
+    let program = std::env::current_exe().unwrap();
+    let test = ["lend::broker_program", "--exact"].map(OsString::from);
+    ["env".into(), variable, program.into()].into_iter().chain(test).collect()
+}
+
+fn kill(pid: u32) {
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+}
+
+#[test]
+fn the_first_that_lends_starts_a_broker_and_a_killed_one_is_started_again() {
+    let Some(world) = World::open() else { return };
+    let lending = world.lending().starting(started(&world.socket()));
+    let mut lender = world.lender(&lending);
+    lender.load(20);
+    for _ in 0..2 {
+        let slept = lender.lend();
+        assert_eq!((lender.granules(slept.lent_bytes), slept.lend_refused), (20, None));
+        let broker = world.lending().status().unwrap().unwrap().pid;
+        assert_ne!(broker, std::process::id());
+        kill(broker);
+        let woken = lender.wake();
+        assert_eq!((woken.returned_bytes, lender.granules(woken.copied_bytes)), (0, 20));
+    }
+}
+
+#[test]
+fn without_a_broker_sleeps_release_and_say_why() {
+    let Some(world) = World::open() else { return };
+    let socket = world.socket();
+    let absent = || Lending::default().at(&socket).within(TEST_TIMEOUT);
+    for (lending, why) in [
+        (absent(), "no broker is at"),
+        (absent().starting(vec![]), "the command that starts a broker is empty"),
+        (absent().starting(vec!["/no/such/program".into()]), "/no/such/program"),
+        (absent().starting(vec!["true".into()]), "the broker that was started does not answer"),
+    ] {
+        let mut lender = world.lender(&lending);
+        lender.load(10);
+        for _ in 0..2 {
+            let slept = lender.lend();
+            assert_eq!((slept.lent_bytes, lender.granules(slept.released_bytes)), (0, 10));
+            let refused = slept.lend_refused.unwrap();
+            assert!(refused.contains(why), "{refused}");
+            assert_eq!(lender.granules(lender.wake().copied_bytes), 10);
+        }
+    }
+}
+
+#[test]
+fn a_mute_broker_is_asked_once() {
+    let Some(world) = World::open() else { return };
+    let listener = UnixListener::bind(world.socket()).unwrap();
+    // Of another kind of socket, so that it refuses; then one that never answers.
+    let mut lender = world.lender(&world.lending());
+    lender.load(10);
+    assert!(lender.lend().lend_refused.is_some());
+    lender.wake();
+    drop(listener);
+    std::fs::remove_file(world.socket()).unwrap();
+    let mute = mute(&world.socket());
+    let mut lender = world.lender(&world.lending().within(Duration::from_millis(20)));
+    lender.load(10);
+    let refusals: Vec<_> = (0..3)
+        .map(|_| {
+            let refused = lender.lend().lend_refused;
+            lender.wake();
+            refused.unwrap()
+        })
+        .collect();
+    assert!(refusals[0].contains("has not answered `hello` within 20 ms"), "{refusals:?}");
+    assert!(refusals.iter().all(|refused| *refused == refusals[0]), "{refusals:?}");
+    drop(mute);
+}
+
+/// Takes connections in its backlog and answers none.
+fn mute(path: &Path) -> rustix::fd::OwnedFd {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
+    let listener = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    listen(&listener, 16).unwrap();
+    listener
+}
