@@ -351,7 +351,7 @@ mod tests {
 
     #[test]
     fn a_slow_engine_takes_ten_times_as_long() {
-        let memory = Arc::new(Memory::open("one", 1 << 20).unwrap());
+        let memory = Arc::new(Memory::open("one", 1 << 20, None, None).unwrap());
         let faults = Arc::new(Faults::new(Vec::new(), 0));
         let residue = Residue::open(0, None, &memory, &faults).unwrap();
         let engine = Engine::new("one".into(), (memory, residue), faults, Duration::from_millis(5));

@@ -52,7 +52,8 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use poorwill::ByteSize;
+use poorwill::lend::Lending;
+use poorwill::{ByteSize, DeviceSpec};
 use poorwill_net::accept;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::{task, time};
@@ -78,6 +79,10 @@ pub struct MockEngine {
     pub residue_bytes: u64,
     /// The folder where its process is registered as one that can be taken off; `None` if it cannot.
     pub host_processes: Option<PathBuf>,
+    /// The device that it shares with other engines, like `host:8GiB@/run/gpu`; `None`: one of its own.
+    pub device: Option<DeviceSpec>,
+    /// Where it lends what sleeps, if it does. It needs a shared device.
+    pub lending: Option<Lending>,
     /// What it serves to clients. Other paths are answered with 404.
     pub serves: Vec<Api>,
     /// Whose paths it has for its operator.
@@ -101,6 +106,8 @@ impl MockEngine {
             bytes,
             residue_bytes: 0,
             host_processes: None,
+            device: None,
+            lending: None,
             serves: Api::USUAL.to_vec(),
             like: Like::default(),
             tokens_per_s: NonZeroU32::MIN.saturating_add(199),
@@ -136,7 +143,7 @@ pub async fn serve(
     let faults = Arc::new(Faults::new(faults, seed));
     let of_process = Arc::clone(&faults);
     let opened = task::spawn_blocking(move || {
-        let memory = Arc::new(Memory::open(&options.model, bytes)?);
+        let memory = Arc::new(Memory::open(&options.model, bytes, options.device, options.lending)?);
         let folder = options.host_processes.as_deref();
         let residue = Residue::open(options.residue_bytes, folder, &memory, &of_process);
         let residue = residue.map_err(MockEngineError::Process)?;

@@ -1,13 +1,15 @@
 //! The memory of a mock engine: written on the host device, or released.
 //!
 //! One half stands for the weights, the other for the key-value cache; both are written, so that the
-//! operating system counts them. A sleep drops both without a copy. The weights depend on the model's name,
+//! operating system counts them. A sleep drops both without a copy, and may lend their memory. The weights depend on the model's name,
 //! and all their pages differ. A missing, stale or misplaced page therefore shows in [`Memory::sample`].
 
 use std::sync::{Mutex, PoisonError};
 
+use poorwill::lend::Lending;
 use poorwill::{
-    AllocRequest, Arena, Block, ByteSize, Config, DeviceSpec, PoolError, Tag, WakeRequest, chain,
+    AllocRequest, Arena, Block, ByteSize, Config, DeviceSpec, Level, PoolError, SleepRequest, Tag,
+    WakeRequest, chain,
 };
 
 use crate::error::MockEngineError;
@@ -78,6 +80,7 @@ pub(crate) enum Sampled {
 #[derive(Debug)]
 pub(crate) struct Memory {
     arena: Arena,
+    lends: bool,
     weights: Block,
     kv_cache: Block,
     seed: u64,
@@ -87,22 +90,30 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    pub(crate) fn open(model: &str, bytes: u64) -> Result<Self, MockEngineError> {
+    pub(crate) fn open(
+        model: &str,
+        bytes: u64,
+        device: Option<DeviceSpec>,
+        lending: Option<Lending>,
+    ) -> Result<Self, MockEngineError> {
         let fail = |reason: String| MockEngineError::Memory { bytes: ByteSize(bytes), reason };
         if bytes < BYTES_MIN {
             return Err(fail(format!("it is less than {}: give it more", ByteSize(BYTES_MIN))));
         }
         let capacity_bytes =
             bytes.checked_add(SLACK_BYTES).ok_or_else(|| fail("it is too much: give it less".to_owned()))?;
-        let arena = Arena::open(Config::on(DeviceSpec::host_of(capacity_bytes)))
-            .map_err(|error| fail(chain(&error)))?;
+        let lends = lending.is_some();
+        let device = device.unwrap_or_else(|| DeviceSpec::host_of(capacity_bytes));
+        let arena =
+            Arena::open(Config::on(device).lending_by(lending)).map_err(|error| fail(chain(&error)))?;
         let pool_error = |error: PoolError| fail(chain(&error));
         let kv_cache_bytes = bytes / 2;
         let alloc = |bytes, part: MemoryPart| arena.alloc(&AllocRequest::new(bytes, part.tag()));
         let weights = alloc(bytes - kv_cache_bytes, MemoryPart::Weights).map_err(pool_error)?;
         let kv_cache = alloc(kv_cache_bytes, MemoryPart::KvCache).map_err(pool_error)?;
         let seed = hash(model.as_bytes());
-        let mut memory = Self { arena, weights, kv_cache, seed, expected: 0, leaked: Mutex::new(Vec::new()) };
+        let mut memory =
+            Self { arena, lends, weights, kv_cache, seed, expected: 0, leaked: Mutex::new(Vec::new()) };
         memory.expected = memory.expected();
         memory.fill(MemoryPart::Weights, Contents::Right).map_err(pool_error)?;
         memory.fill(MemoryPart::KvCache, Contents::Right).map_err(pool_error)?;
@@ -124,6 +135,9 @@ impl Memory {
             return Ok(());
         }
         let tags: Vec<Tag> = parts.iter().map(|part| part.tag()).collect();
+        if self.lends {
+            return self.arena.sleep(&SleepRequest::of(tags, Level::Two).lending()).map(drop);
+        }
         self.arena.discard(&tags).map(drop)
     }
 
@@ -254,13 +268,16 @@ fn stamp(page: &mut [u8], seed: u64, offset: u64) {
 
 #[cfg(test)]
 mod tests {
+    use poorwill::broker::{Broker, BrokerOptions, BrokerStop};
+    use poorwill_testkit::watchdog::TEST_TIMEOUT;
+
     use super::*;
 
     const BYTES: u64 = (5 << 20) + 12_345;
 
     #[test]
     fn restored_bytes_are_right_wrong_or_missing() {
-        let memory = Memory::open("one", BYTES).unwrap();
+        let memory = Memory::open("one", BYTES, None, None).unwrap();
         assert_eq!(memory.sample().unwrap(), Sampled::Bytes(0));
         memory.release(&MemoryPart::ALL).unwrap();
         assert_eq!((memory.sample().unwrap(), memory.held_bytes().unwrap()), (Sampled::Nothing, 0));
@@ -280,7 +297,7 @@ mod tests {
 
     #[test]
     fn a_changed_byte_in_a_sampled_page_is_found() {
-        let memory = Memory::open("one", BYTES).unwrap();
+        let memory = Memory::open("one", BYTES, None, None).unwrap();
         for (part, offset) in memory.sampled_pages().collect::<Vec<_>>() {
             let block = memory.block(part).id;
             let before = memory.arena.read_vec(block, offset + 100, 1).unwrap();
@@ -293,21 +310,52 @@ mod tests {
 
     #[test]
     fn models_differ() {
-        let [one, two] = ["one", "two"].map(|model| Memory::open(model, BYTES_MIN).unwrap());
+        let [one, two] = ["one", "two"].map(|model| Memory::open(model, BYTES_MIN, None, None).unwrap());
         assert_ne!(one.expected, two.expected);
     }
 
     #[test]
     fn too_little_and_too_much_are_refused() {
         for (bytes, word) in [(0, "1 MiB"), (BYTES_MIN - 1, "1 MiB"), (u64::MAX, "less")] {
-            let error = Memory::open("one", bytes).unwrap_err().to_string();
+            let error = Memory::open("one", bytes, None, None).unwrap_err().to_string();
             assert!(error.contains(word), "{error}");
         }
     }
 
     #[test]
+    fn two_engines_lend_to_each_other_on_a_device_that_has_one_and_a_half() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("broker.sock");
+        let broker = Broker::bind(&socket, BrokerOptions::default()).unwrap();
+        let stop = BrokerStop::new().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| broker.run(&stop).unwrap());
+            let device: DeviceSpec = format!("host:96MiB@{}/gpu", folder.path().display()).parse().unwrap();
+            let lending = Lending::default().at(&socket).within(TEST_TIMEOUT);
+            let open =
+                |model| Memory::open(model, 64 << 20, Some(device.clone()), Some(lending.clone())).unwrap();
+            let name = |memory: &Memory| memory.arena.driver().info().memory_name.clone().unwrap();
+            let one = open("one");
+            one.release(&MemoryPart::ALL).unwrap();
+            assert_eq!(one.held_bytes().unwrap(), 0);
+            assert_eq!(lending.reclaimable_bytes(&name(&one)).unwrap(), 64 << 20);
+            let two = open("two");
+            assert_eq!(lending.reclaimable_bytes(&name(&one)).unwrap(), 32 << 20);
+            for _ in 0..2 {
+                two.release(&MemoryPart::ALL).unwrap();
+                one.restore(&MemoryPart::ALL, Contents::Right).unwrap();
+                assert_eq!(one.sample().unwrap(), Sampled::Bytes(0));
+                one.release(&MemoryPart::ALL).unwrap();
+                two.restore(&MemoryPart::ALL, Contents::Right).unwrap();
+                assert_eq!(two.sample().unwrap(), Sampled::Bytes(0));
+            }
+            stop.stop();
+        });
+    }
+
+    #[test]
     fn leaked_memory_stays() {
-        let memory = Memory::open("one", BYTES_MIN).unwrap();
+        let memory = Memory::open("one", BYTES_MIN, None, None).unwrap();
         memory.leak();
         memory.release(&MemoryPart::ALL).unwrap();
         memory.leak();

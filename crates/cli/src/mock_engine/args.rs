@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroU64};
 
+use poorwill::DeviceSpec;
 use poorwill_local::arguments::{positive, positive_bytes};
 use poorwill_mock_engine::{Api, FaultSpec, Like};
 
@@ -23,6 +24,10 @@ pub(crate) struct MockEngineArgs {
     /// What it still holds asleep, until its process hibernates
     #[arg(long, value_name = "SIZE", value_parser = positive_bytes, allow_hyphen_values = true)]
     pub(crate) residue: Option<NonZeroU64>,
+
+    /// Device that it shares with other engines, like host:8GiB@/run/gpu [default: one of its own]
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) device: Option<DeviceSpec>,
 
     /// What it serves; other paths are answered with 404
     #[arg(long, value_name = "API", value_delimiter = ',', default_values_t = Api::USUAL)]

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use poorwill::chain;
+use poorwill::lend::Lending;
 use poorwill_mock_engine::{Ended, MockEngine};
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
@@ -45,8 +46,19 @@ pub(crate) fn run(args: MockEngineArgs) -> ExitCode {
     ExitCode::from(code)
 }
 
+/// Where it lends, as its environment says.
+fn lending() -> Option<Lending> {
+    let lending = Lending::default().named("mock engine");
+    let lending = match env::var_os("POORWILL_BROKER") {
+        Some(socket) => lending.at(socket),
+        None => lending,
+    };
+    (env::var_os("POORWILL_LEND")? == "1").then_some(lending)
+}
+
 async fn serve(args: MockEngineArgs) -> Result<Ended, String> {
-    let MockEngineArgs { listen, model, bytes, residue, serves, like, tokens_per_s, faults, seed } = args;
+    let MockEngineArgs { listen, model, bytes, residue, device, serves, like, tokens_per_s, faults, seed } =
+        args;
     let residue_bytes = residue.map_or(0, NonZeroU64::get);
     let host_processes = env::var_os(HOST_PROCESSES).map(PathBuf::from);
     let no_signals = |error: io::Error| format!("cannot wait for signals: {error}");
@@ -61,6 +73,8 @@ async fn serve(args: MockEngineArgs) -> Result<Ended, String> {
     let options = MockEngine {
         residue_bytes,
         host_processes,
+        device,
+        lending: lending(),
         serves,
         like,
         tokens_per_s,
