@@ -193,7 +193,8 @@ impl Client {
     }
 
     /// From now on this client is asked for what it announces. `give_up` gets the bytes that are wanted, and returns how
-    /// many it gave up. It runs on a thread of its own, which ends with the client, after a call that is under way.
+    /// many it gave up. If the broker is lost, it gets `u64::MAX`: others can ask no more. It runs on a thread of its own,
+    /// which ends with the client, after a call that is under way.
     ///
     /// # Errors
     /// If it was called before, or the broker is lost.

@@ -3,9 +3,14 @@
 //! A pool that sleeps may give descriptors of its memory to a [`Broker`], which keeps the memory in use until its owner takes
 //! it back, or until another owner needs it. Whatever is lent has a current backup, or was dropped by the sleep. So a broker
 //! can give memory up at any time without a question, and when a broker ends, time is lost and no byte.
+//!
+//! A backup of bytes that change all the time would be made in vain by most sleeps. Such memory stays with the pool: it is
+//! *resident*. The broker knows how much that is, and has the pool [back it up and release it](crate::Pool::give_up) when
+//! others need it.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Memory of a sleeping tag, by the number that its pool gave it.
@@ -27,6 +32,10 @@ pub struct BrokerError {
     pub reason: String,
 }
 
+/// Has a pool give up so many bytes of resident memory, and returns how many it gave up; see
+/// [`Pool::give_up`](crate::Pool::give_up). It may take as long as a backup.
+pub type GiveUp = Arc<dyn Fn(u64) -> u64 + Send + Sync>;
+
 /// Holds memory that one pool lends, beside that of others. No call waits for long, whatever became of the broker: each has a
 /// deadline of its own. After an error the pool goes on as it would without a broker.
 pub trait Broker: Send + Sync + fmt::Debug {
@@ -41,6 +50,16 @@ pub trait Broker: Send + Sync + fmt::Debug {
     /// # Errors
     /// Nothing comes back, now or later.
     fn take_back(&self, ids: &[u64]) -> Result<Vec<Lent>, BrokerError>;
+
+    /// Called once, before anything else: whom to ask for what is announced. When the broker is lost, all of it is to be given
+    /// up, since others could not ask for it.
+    fn attach(&self, give_up: GiveUp);
+
+    /// Says how much this pool would give up besides. It replaces what was said before.
+    ///
+    /// # Errors
+    /// The pool will not be asked.
+    fn announce(&self, bytes: u64) -> Result<(), BrokerError>;
 
     /// Has others' memory, then this pool's, given up until so many bytes are. Returns how many were.
     ///

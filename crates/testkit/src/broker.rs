@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use poorwill_core::lend::{Broker, BrokerError, Lent};
+use poorwill_core::lend::{Broker, BrokerError, GiveUp, Lent};
 
 /// Holds memory of one pool, as [`Broker`] says, and gives up what a test takes.
 #[derive(Debug, Default)]
@@ -12,6 +12,17 @@ pub struct HeldMemory {
     lent: Mutex<Vec<Lent>>,
     fails: Mutex<bool>,
     asked_bytes: AtomicU64,
+    announced_bytes: AtomicU64,
+    give_up: GiveUpSlot,
+}
+
+#[derive(Default)]
+struct GiveUpSlot(Mutex<Option<GiveUp>>);
+
+impl std::fmt::Debug for GiveUpSlot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("GiveUpSlot")
+    }
 }
 
 impl HeldMemory {
@@ -34,6 +45,12 @@ impl HeldMemory {
         given
     }
 
+    /// Has the pool give up so much of what is resident, as a broker does. Returns how much it was.
+    pub fn have_given_up(&self, bytes: u64) -> u64 {
+        let give_up = self.give_up.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        give_up.map_or(0, |give_up| give_up(bytes))
+    }
+
     /// Takes one of its memories, as another owner would.
     #[must_use]
     pub fn take(&self) -> Option<Lent> {
@@ -52,6 +69,12 @@ impl HeldMemory {
     #[must_use]
     pub fn asked_bytes(&self) -> u64 {
         self.asked_bytes.load(Ordering::Relaxed)
+    }
+
+    /// What the pool would give up besides.
+    #[must_use]
+    pub fn announced_bytes(&self) -> u64 {
+        self.announced_bytes.load(Ordering::Relaxed)
     }
 
     fn check(&self) -> Result<(), BrokerError> {
@@ -77,6 +100,16 @@ impl Broker for HeldMemory {
     fn take_back(&self, ids: &[u64]) -> Result<Vec<Lent>, BrokerError> {
         self.check()?;
         Ok(self.lent().extract_if(.., |lent| ids.contains(&lent.id)).collect())
+    }
+
+    fn attach(&self, give_up: GiveUp) {
+        *self.give_up.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(give_up);
+    }
+
+    fn announce(&self, bytes: u64) -> Result<(), BrokerError> {
+        self.check()?;
+        self.announced_bytes.store(bytes, Ordering::Relaxed);
+        Ok(())
     }
 
     fn ask(&self, bytes: u64, _wait_max: Duration) -> Result<u64, BrokerError> {

@@ -23,8 +23,10 @@ impl Events {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let stopped = stop.try_clone()?;
         std::thread::Builder::new().name("poorwill-give-up".into()).spawn(move || {
-            // Its end closes the connection, and then the broker asks this process no more.
-            let _ = serve(line, &stopped, timeout, give_up);
+            // The broker asks this process no more, and others cannot.
+            if serve(line, &stopped, timeout, &give_up).is_err() {
+                give_up(u64::MAX);
+            }
         })?;
         Ok(Self(stop))
     }
@@ -40,7 +42,7 @@ fn serve(
     mut line: Line,
     stopped: &OwnedFd,
     timeout: Duration,
-    give_up: impl Fn(u64) -> u64,
+    give_up: &impl Fn(u64) -> u64,
 ) -> Result<(), LineError> {
     loop {
         let mut fds = [

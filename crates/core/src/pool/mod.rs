@@ -60,6 +60,9 @@ use crate::driver::{CopyPart, DeviceRange, Driver, HostBuffer, Pending, StreamId
 use crate::lend::Broker;
 use crate::tag::{Changes, StoredAs, Tag, TagPolicy, TagState};
 
+/// How long giving up waits for a sleep or wake of a tag.
+const GIVE_UP_WAIT: Duration = Duration::from_secs(1);
+
 /// A pool of one device. Every call also fails with `Closed`, `Poisoned`, in a forked child `WrongProcess`,
 /// and with `Driver` when the driver fails.
 ///
@@ -112,7 +115,22 @@ impl Pool {
     /// # Errors
     /// `InvalidConfig`: the device's memory cannot be given to other processes, or there is a broker already.
     pub fn lend_through(&self, broker: Arc<dyn Broker>) -> Result<()> {
-        self.shared.lend_through(broker)
+        self.shared.lend_through(Arc::clone(&broker))?;
+        let shared = Arc::downgrade(&self.shared);
+        broker.attach(Arc::new(move |bytes| {
+            // What cannot be backed up stays.
+            shared.upgrade().and_then(|shared| shared.give_up(bytes, GIVE_UP_WAIT).ok()).unwrap_or(0)
+        }));
+        Ok(())
+    }
+
+    /// Backs up resident memory and releases it, of those tags first that have slept longest, until so many bytes are.
+    /// Returns how many were; none if there is none. Waits for a sleep or wake of these tags for a second.
+    ///
+    /// # Errors
+    /// As a sleep: what could not be backed up stays resident.
+    pub fn give_up(&self, bytes: u64) -> Result<u64> {
+        self.shared.give_up(bytes, GIVE_UP_WAIT)
     }
 
     /// The device.

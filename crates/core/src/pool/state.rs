@@ -380,7 +380,8 @@ impl PoolState {
         let segments = self.tags.with_leftovers().flat_map(|tag| self.heap.segments().of_tag(tag));
         segments.flat_map(move |(key, segment)| {
             let held = segment.chunks().filter(|(_, chunk)| chunk.backing != Backing::Absent);
-            held.filter_map(move |(at, _)| self.heap.segments().mapping((key, at)))
+            let left = held.filter(move |(at, _)| !self.lent.is_only_copy((key, *at)));
+            left.filter_map(move |(at, _)| self.heap.segments().mapping((key, at)))
         })
     }
 
@@ -392,9 +393,10 @@ impl PoolState {
         self.peak_used_bytes = self.peak_used_bytes.max(used_bytes);
     }
 
-    /// Held, but not live.
+    /// Held, but neither live nor resident.
     pub(super) fn cached_bytes(&self, counters: &Counters) -> u64 {
-        counters.held_bytes().saturating_sub(self.heap.held_live_bytes())
+        let in_use_bytes = self.heap.held_live_bytes() + self.lent.resident_bytes();
+        counters.held_bytes().saturating_sub(in_use_bytes)
     }
 
     pub(super) fn set_cached_max_bytes(&mut self, cached_max_bytes: Option<u64>) {

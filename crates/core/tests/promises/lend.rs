@@ -1,6 +1,8 @@
 //! Lent memory: it comes back with its bytes, and what did not is brought back as ever. Whatever becomes of a broker, no
 //! byte is lost and no memory leaks.
 
+mod resident;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -4,12 +4,13 @@
 //! Promise: no call takes longer than the client's timeout and the start of a broker. A broker that was slow to fail is left
 //! alone for [`REST`].
 
+use std::fmt;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use poorwill_broker::{Ask, Client, ClientError, LentChunk};
-use poorwill_core::lend::{Broker, BrokerError, Lent};
+use poorwill_core::lend::{Broker, BrokerError, GiveUp, Lent};
 
 use super::Lending;
 
@@ -19,16 +20,28 @@ const REST: Duration = Duration::from_secs(10);
 /// How often a starting broker is looked for.
 const LOOK: Duration = Duration::from_millis(5);
 
-#[derive(Debug)]
 pub(super) struct Lender {
     lending: Lending,
     memory_name: String,
     link: Mutex<Link>,
+    /// Asks the pool.
+    give_up: OnceLock<GiveUp>,
+}
+
+impl fmt::Debug for Lender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lender")
+            .field("lending", &self.lending)
+            .field("link", &self.link)
+            .finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug, Default)]
 struct Link {
     client: Option<Arc<Client>>,
+    /// Whether this client is asked for what is announced.
+    is_asked: bool,
     /// The broker is left alone until then, for this reason.
     rests: Option<(Instant, BrokerError)>,
     started: Option<Started>,
@@ -51,7 +64,7 @@ impl Started {
 
 impl Lender {
     pub(super) fn new(lending: Lending, memory_name: String) -> Self {
-        Self { lending, memory_name, link: Mutex::default() }
+        Self { lending, memory_name, link: Mutex::default(), give_up: OnceLock::new() }
     }
 
     /// Begins the start of a broker if there is none, and waits for nothing.
@@ -83,6 +96,7 @@ impl Lender {
         }
         let client = self.reach_anew(&mut link, may_start)?;
         link.client = Some(Arc::clone(&client));
+        link.is_asked = false;
         Ok(client)
     }
 
@@ -149,6 +163,23 @@ impl Broker for Lender {
         Ok(chunks.map(|LentChunk { id, bytes, descriptor }| Lent { id, bytes, descriptor }).collect())
     }
 
+    fn attach(&self, give_up: GiveUp) {
+        // A pool has one broker, and calls this once.
+        let _ = self.give_up.set(give_up);
+    }
+
+    fn announce(&self, bytes: u64) -> Result<(), BrokerError> {
+        if bytes == 0 {
+            // A broker that was lost asks no more.
+            return self
+                .present()
+                .map_or(Ok(()), |client| client.announce(0).map_err(|error| self.note(&error)));
+        }
+        let client = self.reach(true)?;
+        self.listen(&client).map_err(|error| self.note(&error))?;
+        client.announce(bytes).map_err(|error| self.note(&error))
+    }
+
     fn ask(&self, bytes: u64, wait_max: Duration) -> Result<u64, BrokerError> {
         let ask = Ask::freeing(bytes).waiting(wait_max);
         let asked = self.reach(false)?.ask(&ask).map_err(|error| self.note(&error))?;
@@ -157,6 +188,17 @@ impl Broker for Lender {
 }
 
 impl Lender {
+    /// Has the broker ask for what is announced, if it does not yet.
+    fn listen(&self, client: &Client) -> Result<(), ClientError> {
+        let mut link = self.link();
+        if let Some(give_up) = self.give_up.get().filter(|_| !link.is_asked) {
+            let give_up = Arc::clone(give_up);
+            client.on_give_up(move |bytes| give_up(bytes))?;
+            link.is_asked = true;
+        }
+        Ok(())
+    }
+
     /// A failed call. A broker that does not answer is left alone for a while.
     fn note(&self, error: &ClientError) -> BrokerError {
         let is_slow = matches!(error, ClientError::NoAnswer { .. });

@@ -10,11 +10,12 @@ use std::time::Duration;
 use poorwill::broker::{Broker, BrokerEnd, BrokerOptions, BrokerStop};
 use poorwill::lend::Lending;
 use poorwill::{
-    AllocRequest, Arena, Block, Level, PoolConfig, SleepReport, SleepRequest, Tag, WakeReport, WakeRequest,
+    AllocRequest, Arena, Block, Changes, Level, PoolConfig, SleepReport, SleepRequest, Tag, WakeReport,
+    WakeRequest,
 };
 use poorwill_testkit::device::{TestDevice, skipped_unless};
 use poorwill_testkit::pattern;
-use poorwill_testkit::watchdog::TEST_TIMEOUT;
+use poorwill_testkit::watchdog::{TEST_TIMEOUT, eventually};
 
 /// A broker on a thread, until this is dropped.
 struct Served {
@@ -154,6 +155,29 @@ fn all_is_given_up_for_those_that_do_not_ask() {
     assert_eq!(lending.free("another", u64::MAX, vec![], Duration::ZERO).unwrap(), 0);
     let woken = lender.wake();
     assert_eq!((woken.returned_bytes, woken.copied_bytes), (0, lent_bytes));
+}
+
+#[test]
+fn what_changes_all_the_time_moves_only_as_far_as_it_does_not_fit() {
+    let Some(world) = World::open() else { return };
+    let broker = Served::start(&world.socket());
+    let (mut trainer, mut engine) = (world.lender(&world.lending()), world.lender(&world.lending()));
+    trainer.arena.declare_changes(&Tag::weights(), Changes::Volatile).unwrap();
+    (0..6).for_each(|_| trainer.load(10));
+    let slept = trainer.lend();
+    assert_eq!((trainer.granules(slept.resident_bytes), slept.copied_bytes), (60, 0), "{slept:?}");
+    assert_eq!(world.lending().reclaimable_bytes(&world.memory_name()).unwrap(), slept.resident_bytes);
+    // It lacks 14 granules, and the trainer's pool moves two blocks.
+    (0..5).for_each(|_| engine.load(10));
+    engine.lend();
+    let woken = trainer.wake();
+    assert_eq!((trainer.granules(woken.copied_bytes), trainer.granules(woken.returned_bytes)), (20, 40));
+    trainer.lend();
+    drop(broker);
+    // Others could ask no more.
+    let resident = || trainer.arena.stats().unwrap().resident_bytes;
+    eventually("resident memory leaves", || resident() == 0);
+    trainer.wake();
 }
 
 /// A test that is the program of a broker, and ends with its caller's input or when it is killed.

@@ -59,9 +59,10 @@ impl Shared {
         let mut leaving = Vec::new();
         let wanted = bytes.saturating_sub(memory.counters().spare_bytes());
         self.lock_state().take_reclaimable(wanted, &mut leaving);
-        let refused = refused.or(self.dispose(memory, leaving));
+        let refused = refused.or(self.dispose(memory, leaving)).or(self.drop_emptied(memory));
+        self.cache_left(memory);
         let (freed_bytes, release_refused) = memory.release_spare(bytes, &[]);
-        (freed_bytes, refused.or(release_refused).or(self.drop_emptied(memory)))
+        (freed_bytes, refused.or(release_refused))
     }
 
     pub(in crate::pool) fn trim(&self, wait_max: Option<Duration>) -> Result<u64> {
@@ -153,6 +154,8 @@ impl Shared {
     pub(in crate::pool) fn sweep(&self, memory: &mut PhysicalMemory) -> Result<(), DriverError> {
         let keys: Vec<SegmentKey> = self.lock_state().heap().segments().iter().map(|(key, _)| key).collect();
         let mut refused = self.scratch().take(memory).1;
+        self.lock_state().forget_resident();
+        self.cache_left(memory);
         for key in keys {
             let (range, mut mappings) = {
                 let state = self.lock_state();

@@ -68,12 +68,15 @@ impl Retry {
             }
         }
         drop(memory);
-        if let Lack::Device { absent_bytes, .. } = lack
-            && !std::mem::replace(&mut self.asked, true)
-            && shared.ask(absent_bytes) > 0
-        {
-            self.forget();
-            return Ok(Next::Again);
+        if !std::mem::replace(&mut self.asked, true) {
+            let given_bytes = match lack {
+                Lack::Device { absent_bytes, .. } => shared.ask(absent_bytes),
+                Lack::Limit => shared.give_up_own(wait.needed_bytes),
+            };
+            if given_bytes > 0 {
+                self.forget();
+                return Ok(Next::Again);
+            }
         }
         if self.relieve(shared, wait)? {
             return Ok(Next::Again);

@@ -1,11 +1,14 @@
 //! Lending what a sleep has unmapped, taking it back for a wake, and asking for what others lend.
 //!
-//! Promise: whatever a broker answers, or if it does not, memory is in one place: lent, held, or released.
+//! Promise: whatever a broker answers, or if it does not, memory is in one place: lent, held, or released. What is
+//! [resident](super::resident) stays held.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::lend::{Broker, BrokerError, Lent};
+use crate::pool::parts::lent_chunks::{LentChunk, Whereabouts};
+use crate::pool::parts::physical::PhysicalMemory;
 use crate::pool::shared::{MemoryGuard, Shared};
 use crate::pool::state::PoolState;
 use crate::pool::tools::error::Result;
@@ -22,6 +25,7 @@ const ASK_MAX: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(super) struct Lending {
     pub(super) lent_bytes: u64,
+    pub(super) resident_bytes: u64,
     /// Why nothing was, if a broker refused.
     pub(super) refused: Option<BrokerError>,
 }
@@ -32,9 +36,11 @@ impl Shared {
         &'a self,
         mut memory: MemoryGuard<'a>,
         mappings: &mut [Mapping],
+        resident: &BTreeSet<TagKey>,
     ) -> (MemoryGuard<'a>, Lending) {
         let mut lending = Lending::default();
         let Some(broker) = self.broker() else { return (memory, lending) };
+        lending.resident_bytes = self.lock_state().keep_resident(mappings, resident);
         let mut order: Vec<usize> = (0..mappings.len()).collect();
         order.sort_by_key(|nth| std::cmp::Reverse(mappings[*nth].range.bytes));
         let (mut lent, mut chosen) = (Vec::new(), Vec::new());
@@ -78,31 +84,40 @@ impl Shared {
         (memory, lending)
     }
 
-    /// Takes back what is lent of these tags, which the caller has locked exclusively. It is held then, where it was.
-    pub(super) fn bring_back(&self, tags: &[TagKey]) -> Result<()> {
+    /// Takes back what is lent of these tags, which the caller has locked exclusively. It is held then, where it was, as
+    /// what is resident. Returns the bytes of that, which need no look.
+    pub(super) fn bring_back(&self, tags: &[TagKey]) -> Result<u64> {
         let lent = self.open_state()?.lent_of(tags);
-        let Some(broker) = self.broker().filter(|_| !lent.is_empty()) else { return Ok(()) };
+        let Some(broker) = self.broker().filter(|_| !lent.is_empty()) else { return Ok(0) };
         let mut returned = taken_back(&**broker, &lent);
         let mut memory = self.lock_memory()?;
         let mut held: Vec<Mapping> = Vec::new();
-        for ((segment, addr), bytes) in &lent {
-            let Some(Lent { descriptor, .. }) = returned.remove(addr).filter(|back| back.bytes == *bytes)
-            else {
-                continue;
+        for ((segment, addr), LentChunk { bytes, whereabouts }) in &lent {
+            let id = match whereabouts {
+                Whereabouts::Resident(id) => Some(*id),
+                Whereabouts::Back { .. } => None,
+                Whereabouts::Broker => {
+                    let back = returned.remove(addr).filter(|back| back.bytes == *bytes);
+                    // What cannot be imported is gone with its descriptor.
+                    back.and_then(|back| memory.import(back.descriptor, *bytes).ok())
+                }
             };
-            // What cannot be imported is gone with its descriptor.
-            if let Ok(id) = memory.import(descriptor, *bytes) {
+            if let Some(id) = id {
                 let mut mapping = Mapping::absent(*segment, *addr, *bytes);
                 mapping.backing = Backing::Held(id);
                 held.push(mapping);
             }
         }
-        let unfit = self.lock_state().note_back(&lent, &held);
+        let mut state = self.lock_state();
+        let unfit = state.note_back(&lent, &held);
+        let resident = state.lent_of(tags).into_iter().filter(|(_, chunk)| chunk.whereabouts.is_only_copy());
+        let resident_bytes = resident.map(|(_, chunk)| chunk.bytes).sum();
+        drop(state);
         // Their blocks were freed while they slept. A refused release is deferred.
         for mut mapping in unfit {
             let _ = memory.release(&mut mapping);
         }
-        Ok(())
+        Ok(resident_bytes)
     }
 
     /// Lends again what came back for a wake that failed, and releases what cannot be.
@@ -112,14 +127,14 @@ impl Shared {
         if mappings.is_empty() {
             return;
         }
-        let (mut memory, _) = self.lend(memory, &mut mappings);
+        let (mut memory, _) = self.lend(memory, &mut mappings, &BTreeSet::new());
         for mapping in &mut mappings {
             // A refused release is deferred.
             let _ = memory.release(mapping);
         }
     }
 
-    /// Has what these tags lend given up. Returns the bytes.
+    /// Has what these tags lend given up, and makes spare what is resident. Returns the bytes that were lent.
     pub(super) fn withdraw(&self, tags: &[TagKey]) -> Result<u64> {
         let lent = self.open_state()?.lent_of(tags);
         let Some(broker) = self.broker() else { return Ok(0) };
@@ -127,9 +142,20 @@ impl Shared {
         if lent.is_empty() {
             return Ok(0);
         }
-        let bytes = taken_back(&**broker, &lent).values().map(|back| back.bytes).sum();
-        self.lock_state().note_back(&lent, &[]);
+        let bytes = taken_back(&**broker, &lent).values().map(|back| back.bytes).sum::<u64>();
+        let mut memory = self.lock_memory()?;
+        let mut state = self.lock_state();
+        state.note_back(&lent, &[]);
+        state.leave(&lent);
+        drop(state);
+        self.cache_left(&mut memory);
         Ok(bytes)
+    }
+
+    /// Makes memory spare that was resident and is of no more use.
+    pub(in crate::pool) fn cache_left(&self, memory: &mut PhysicalMemory) {
+        let left = self.lock_state().lent_mut().take_left();
+        left.into_iter().for_each(|(id, bytes)| memory.put_spare(id, bytes));
     }
 
     /// What was lent at addresses that were given back since: they may be had again.
@@ -141,35 +167,62 @@ impl Shared {
         }
     }
 
-    /// Has others give up what they lend. Returns the bytes; without locks.
+    /// Has others give up what they lend, then this pool what is resident. Returns the bytes; without locks.
     pub(in crate::pool) fn ask(&self, bytes: u64) -> u64 {
-        // Without an answer there is nothing to be had.
-        self.broker().and_then(|broker| broker.ask(bytes, ASK_MAX).ok()).unwrap_or(0)
+        let Some(broker) = self.broker() else { return 0 };
+        // Without an answer there is nothing to be had of others.
+        let given_bytes = broker.ask(bytes, ASK_MAX).unwrap_or(0);
+        given_bytes + self.give_up_own(bytes.saturating_sub(given_bytes))
     }
 }
 
 /// By address. A broker that fails has nothing any more.
-fn taken_back(broker: &dyn Broker, lent: &[(Location, u64)]) -> BTreeMap<u64, Lent> {
-    let ids: Vec<u64> = lent.iter().map(|((_, addr), _)| *addr).collect();
-    let returned = broker.take_back(&ids).unwrap_or_default();
+fn taken_back(broker: &dyn Broker, lent: &[(Location, LentChunk)]) -> BTreeMap<u64, Lent> {
+    let at_broker = lent.iter().filter(|(_, chunk)| chunk.whereabouts == Whereabouts::Broker);
+    let ids: Vec<u64> = at_broker.map(|((_, addr), _)| *addr).collect();
+    let returned = if ids.is_empty() { Vec::new() } else { broker.take_back(&ids).unwrap_or_default() };
     returned.into_iter().map(|back| (back.id, back)).collect()
 }
 
 impl PoolState {
-    fn lent_of(&self, tags: &[TagKey]) -> Vec<(Location, u64)> {
+    pub(super) fn lent_of(&self, tags: &[TagKey]) -> Vec<(Location, LentChunk)> {
         let keys = tags.iter().flat_map(|tag| self.heap().segments().keys_of(*tag));
         keys.flat_map(|key| self.lent().of_segment(key).collect::<Vec<_>>()).collect()
     }
 
-    /// Of what was lent, `held` is back; the rest is gone. Returns what has no chunk any more.
-    fn note_back(&mut self, lent: &[(Location, u64)], held: &[Mapping]) -> Vec<Mapping> {
+    /// Keeps the memory of tags that are resident, where it has a chunk still. Returns the bytes.
+    fn keep_resident(&mut self, mappings: &mut [Mapping], resident: &BTreeSet<TagKey>) -> u64 {
+        let mut bytes = 0;
+        for mapping in mappings {
+            let (location, tag) =
+                ((mapping.segment, mapping.range.addr), self.heap().segments().tag_of(mapping.segment));
+            if let Backing::Held(id) = mapping.backing
+                && tag.is_some_and(|tag| resident.contains(&tag))
+                && self.heap().segments().mapping(location).is_some()
+            {
+                self.lent_mut().keep(location, mapping.range.bytes, id);
+                mapping.backing = Backing::Absent;
+                bytes += mapping.range.bytes;
+            }
+        }
+        bytes
+    }
+
+    /// What is resident of this has no more use.
+    fn leave(&mut self, lent: &[(Location, LentChunk)]) {
+        lent.iter().for_each(|(location, _)| self.lent_mut().leave(*location));
+    }
+
+    /// Of what was lent, `held` is back, and the rest of it gone. Returns what has no chunk any more.
+    fn note_back(&mut self, lent: &[(Location, LentChunk)], held: &[Mapping]) -> Vec<Mapping> {
         let back: BTreeMap<Location, Mapping> =
             held.iter().map(|mapping| ((mapping.segment, mapping.range.addr), *mapping)).collect();
         let mut unfit = Vec::new();
-        for (location, bytes) in lent {
+        for (location, LentChunk { bytes, whereabouts }) in lent {
             let chunk = self.heap().segments().mapping(*location);
             let fits = chunk.is_some_and(|chunk| chunk.is_absent() && chunk.range.bytes == *bytes);
             match back.get(location) {
+                None if whereabouts.is_only_copy() => {}
                 Some(mapping) if fits => {
                     self.heap_mut().segments_mut().store(&[*mapping]);
                     self.lent_mut().note_back(*location);
@@ -183,19 +236,25 @@ impl PoolState {
         unfit
     }
 
-    /// What came back and is not mapped: it leaves its chunks.
-    fn take_back_of(&mut self, tags: &[TagKey]) -> Vec<Mapping> {
+    /// What came back and is not mapped: it leaves its chunks. What was resident is so again, unless it is mapped.
+    pub(super) fn take_back_of(&mut self, tags: &[TagKey]) -> Vec<Mapping> {
         let mut mappings = Vec::new();
-        for (location, _) in self.lent_of(tags) {
+        for (location, LentChunk { bytes, whereabouts }) in self.lent_of(tags) {
             let chunk = self.heap().segments().mapping(location);
-            let is_held = |chunk: &Mapping| matches!(chunk.backing, Backing::Held(_));
-            if self.lent().has_come_back(location)
-                && let Some(chunk) = chunk.filter(is_held)
-            {
-                self.heap_mut().segments_mut().set_absent(location);
-                mappings.push(chunk);
+            match (whereabouts, chunk.map(|chunk| chunk.backing)) {
+                (Whereabouts::Back { was_resident: true }, Some(Backing::Held(id))) => {
+                    self.heap_mut().segments_mut().set_absent(location);
+                    self.lent_mut().keep(location, bytes, id);
+                }
+                (Whereabouts::Back { was_resident: true }, Some(Backing::Mapped { .. }))
+                | (Whereabouts::Resident(_), _) => {}
+                (Whereabouts::Back { .. }, Some(Backing::Held(_))) => {
+                    self.heap_mut().segments_mut().set_absent(location);
+                    mappings.extend(chunk);
+                    self.lent_mut().forget(location);
+                }
+                _ => self.lent_mut().forget(location),
             }
-            self.lent_mut().forget(location);
         }
         mappings
     }

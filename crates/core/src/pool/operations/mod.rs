@@ -8,6 +8,7 @@ pub(super) mod leaving;
 mod lend;
 pub(super) mod prepare;
 pub(super) mod read_backup;
+mod resident;
 pub(super) mod save;
 pub(super) mod sleep;
 pub(super) mod spoiled_backups;

@@ -343,7 +343,8 @@ impl PhysicalMemory {
         *self.held_by_size.entry(bytes).or_default() += bytes;
     }
 
-    fn put_spare(&mut self, id: BackingId, bytes: u64) {
+    /// Memory that is held and has no mapping is spare from now on.
+    pub(in crate::pool) fn put_spare(&mut self, id: BackingId, bytes: u64) {
         self.spare.entry(bytes).or_default().push(id);
         self.counters.spare.fetch_add(bytes, Ordering::Relaxed);
     }

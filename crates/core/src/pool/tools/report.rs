@@ -461,6 +461,9 @@ pub struct SleepReport {
     pub release: Release,
     /// Lent instead: the device has it in use until others need it.
     pub lent_bytes: u64,
+    /// Stays held, with its only copy, until others need it: of tags whose bytes
+    /// [change all the time](crate::Changes::Volatile). It is backed up then.
+    pub resident_bytes: u64,
     /// Why nothing was lent although the request says so, in the broker's words.
     pub lend_refused: Option<String>,
     /// Taken by backups from the memory that the device shares with the computer, so not given back; 0 where it has
@@ -544,7 +547,7 @@ pub struct WakeReport {
     pub seconds: f64,
     /// Mapped again.
     pub mapped_bytes: u64,
-    /// Of what its sleep had lent, back with its bytes.
+    /// Of what its sleep had lent or left resident, back with its bytes.
     pub returned_bytes: u64,
     /// Copied back.
     pub copied_bytes: u64,

@@ -57,10 +57,20 @@ impl Shared {
         let (visited, exclusive) = self.exclusive(SLEEP, Chosen::by(request), |_| true, true, deadline)?;
         // Conflicts are found before anything happens.
         self.open_state()?.check_sleep(request.level, &visited)?;
-        let plan = |state: &PoolState| state.plan_sleep(request.level, &visited, &named);
-        // What slept before and is lent, where this request wants it released.
-        let withdrawn_bytes = if request.lends { 0 } else { self.withdraw(&visited)? };
+        let mut resident = BTreeSet::new();
+        let (mut refused, mut withdrawn_bytes) = (None, 0);
+        if request.lends {
+            match self.may_stay(request.level, &visited) {
+                Ok(tags) => resident = tags,
+                Err(error) => refused = Some(error),
+            }
+        } else {
+            // What slept before, where this request wants it released.
+            withdrawn_bytes = self.evict(&visited, u64::MAX)? + self.withdraw(&visited)?;
+        }
+        let plan = |state: &PoolState| state.plan_sleep(request.level, &visited, &named, &resident);
         let slept = self.fall_asleep(SLEEP, &plan, deadline, (request.lends, withdrawn_bytes), when_ready);
+        let slept = slept.map(|report| self.after_lending(report, refused, &visited));
         drop(exclusive);
         let undone = |error: &PoolError| {
             use PoolError::{Cancelled, SleepFailed, Stranded, Undone};
@@ -78,7 +88,7 @@ impl Shared {
         let state = self.open_state()?;
         let visited = state.tags().selected("prepare the sleep of", Chosen::by(request))?;
         let named = NamedBytes::of(request)?;
-        let plan = state.plan_sleep(request.level, &visited, &named)?;
+        let plan = state.plan_sleep(request.level, &visited, &named, &BTreeSet::new())?;
         let has_saves: BTreeSet<TagKey> = plan.saves.iter().map(|save| save.tag).collect();
         let is_saved = |(tag, action): &&(TagKey, SleepAction)| {
             *action == SleepAction::Backup || has_saves.contains(tag)
@@ -144,8 +154,9 @@ impl Shared {
         self.lock_state().commit_sleep(&plan);
         let mut lending = Lending::default();
         if lends {
-            (memory, lending) = self.lend(memory, &mut mappings);
+            (memory, lending) = self.lend(memory, &mut mappings, &plan.resident);
         }
+        self.cache_left(&mut memory);
         let planned_bytes = to_release(memory.counters(), &mappings) + withdrawn_bytes;
         let (bytes, refused) = self.release(memory, &mut mappings, &mut saved.phases);
         let bytes = bytes + withdrawn_bytes;
@@ -252,6 +263,7 @@ impl Shared {
                 (false, false) => Release::Ledger,
             },
             lent_bytes: released.lending.lent_bytes,
+            resident_bytes: released.lending.resident_bytes,
             lend_refused: released.lending.refused.map(|error| error.to_string()),
             copied_bytes: saved.copied_bytes,
             stored_bytes: saved.stored_bytes,

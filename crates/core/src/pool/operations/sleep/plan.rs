@@ -2,7 +2,7 @@
 //!
 //! Conflicts are found here, before anything has happened.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::driver::DeviceRange;
 use crate::pool::parts::backups::{BACK_UP, Save, runs, saves};
@@ -13,7 +13,7 @@ use crate::pool::tools::error::{PoolError, Result};
 use crate::pool::tools::keys::{Location, SegmentKey, TagKey};
 use crate::pool::tools::mapping::Backing;
 use crate::pool::tools::report::{Level, SleepRequest};
-use crate::tag::{SleepAction, TagState};
+use crate::tag::{Changes, SleepAction, TagState};
 
 #[derive(Debug)]
 pub(in crate::pool) struct SleepPlan {
@@ -23,6 +23,8 @@ pub(in crate::pool) struct SleepPlan {
     pub(in crate::pool) saves: Vec<Save>,
     /// Chunks whose memory is released, by segment and address.
     pub(in crate::pool) leaving: Vec<Location>,
+    /// Tags whose memory stays with its bytes: none of it is backed up.
+    pub(in crate::pool) resident: BTreeSet<TagKey>,
     /// Live granules that are not backed up, beside others that are.
     pub(in crate::pool) unsaved: Vec<(TagKey, SegmentKey, DeviceRange)>,
     /// Bytes of dropped tags that come back defined, by address.
@@ -55,6 +57,7 @@ impl PoolState {
         level: Level,
         visited: &[TagKey],
         named: &NamedBytes,
+        resident: &BTreeSet<TagKey>,
     ) -> Result<SleepPlan> {
         let mut tags = Vec::new();
         let mut already_asleep = Vec::new();
@@ -65,7 +68,17 @@ impl PoolState {
                 already_asleep.push(tag);
             }
         }
-        Ok(self.plan(level, (tags, already_asleep), visited, named))
+        Ok(self.plan(level, (tags, already_asleep), visited, (named, resident)))
+    }
+
+    /// Of tags that fall asleep at this level, those whose bytes change all the time: a backup would be of no more use at
+    /// the next sleep. They can stay resident.
+    pub(in crate::pool) fn volatile_of(&self, level: Level, visited: &[TagKey]) -> BTreeSet<TagKey> {
+        let is_volatile = |tag: &TagKey| {
+            self.tags().get(*tag).changes() == Changes::Volatile
+                && self.sleep_action(*tag, level).is_ok_and(|action| action == Some(SleepAction::Backup))
+        };
+        visited.iter().copied().filter(is_volatile).collect()
     }
 
     /// Fails where [`Self::plan_sleep`] would.
@@ -83,7 +96,7 @@ impl PoolState {
                 tags.push((tag, SleepAction::Drop));
             }
         }
-        self.plan(Level::Two, (tags, already_asleep), visited, &NamedBytes::default())
+        self.plan(Level::Two, (tags, already_asleep), visited, (&NamedBytes::default(), &BTreeSet::new()))
     }
 
     /// How a tag falls asleep at this level; `None` when it already sleeps so, or has no blocks.
@@ -113,7 +126,7 @@ impl PoolState {
         level: Level,
         (tags, already_asleep): (Vec<(TagKey, SleepAction)>, Vec<TagKey>),
         visited: &[TagKey],
-        named: &NamedBytes,
+        (named, resident): (&NamedBytes, &BTreeSet<TagKey>),
     ) -> SleepPlan {
         let mut plan = SleepPlan {
             level,
@@ -121,6 +134,7 @@ impl PoolState {
             already_asleep,
             saves: Vec::new(),
             leaving: Vec::new(),
+            resident: resident.clone(),
             unsaved: Vec::new(),
             kept: Vec::new(),
             discarded_bytes: 0,
@@ -155,7 +169,7 @@ impl PoolState {
             let first = shape.granules(at - segment.range().addr);
             let of_chunk = &uses[first..first + shape.granules(chunk.bytes)];
             let leaves = action.is_some() || asleep || of_chunk.iter().all(|granule| *granule == Use::Free);
-            if leaves && chunk.backing != Backing::Absent {
+            if leaves && chunk.backing != Backing::Absent && !self.lent().is_only_copy((key, at)) {
                 plan.leaving.push((key, at));
             }
         }
@@ -164,6 +178,7 @@ impl PoolState {
         let is_live = |granule: &usize| uses[*granule].is_live();
         let in_bytes = |granules: usize| granules as u64 * shape.granule_bytes;
         let unsaved: Vec<usize> = match action {
+            SleepAction::Backup if plan.resident.contains(&tag) => (0..uses.len()).filter(is_live).collect(),
             SleepAction::Backup => {
                 let unused = named.unused.whole_granules(range, &shape).into_iter();
                 let unused: Vec<usize> = unused.filter(is_live).collect();

@@ -59,7 +59,7 @@ impl Shared {
         let deadline = Deadline::begin(self.driver(), request.wait_max);
         let (visited, exclusive) =
             self.exclusive(WAKE, request.tags.as_deref(), TagState::is_asleep, false, deadline)?;
-        self.bring_back(exclusive.tags())?;
+        let resident_bytes = self.bring_back(exclusive.tags())?;
         {
             // With this lock no other thread holds mappings of these tags, to be restored later.
             let _vm = self.lock_memory()?;
@@ -75,7 +75,7 @@ impl Shared {
             already_awake_tags: plan.already_awake,
             seconds: started.elapsed().as_secs_f64(),
             mapped_bytes: woken.mapped_bytes,
-            returned_bytes: woken.returned_bytes,
+            returned_bytes: woken.returned_bytes + resident_bytes,
             copied_bytes: woken.copied_bytes,
             read_bytes: woken.read_bytes,
             disk_read_bytes: woken.disk_read_bytes,
@@ -86,6 +86,8 @@ impl Shared {
             phases: woken.phases,
         };
         drop(exclusive);
+        // A broker that does not hear of it asks in vain.
+        let _ = self.announce_resident();
         if !self.shape().keep_backups && report.copied_bytes > 0 {
             // The wake has succeeded, even where trimming fails.
             let _ = self.backups().trim();
