@@ -84,46 +84,56 @@ fn zz_lend() {
         pattern::fill(&pool, b.id, n, 8 << 20).unwrap();
         blocks.push(b);
     }
-    for (name, lends, verify) in [
-        ("plain", false, Verify::All),
-        ("lend first", true, Verify::All),
-        ("lend", true, Verify::All),
-        ("lend", true, Verify::All),
-        ("lend", true, Verify::All),
-        ("lend sample", true, Verify::Sample),
-        ("lend sample", true, Verify::Sample),
-        ("plain", false, Verify::All),
-        ("plain", false, Verify::All),
-        ("quarter", true, Verify::All),
-        ("quarter", true, Verify::All),
-        ("all", true, Verify::All),
-    ] {
-        let mut request = SleepRequest::all(Level::One);
-        if lends {
-            request = request.lending();
+    for round in 0..3 {
+        let pool_tag = Tag::weights();
+        let changes = [
+            poorwill_core::Changes::Compared,
+            poorwill_core::Changes::Immutable,
+            poorwill_core::Changes::Volatile,
+        ][round];
+        pool.declare_changes(&pool_tag, changes).unwrap();
+        println!("{{\"changes\":\"{changes:?}\"}}");
+        for (name, lends, verify) in [
+            ("plain", false, Verify::All),
+            ("lend first", true, Verify::All),
+            ("lend", true, Verify::All),
+            ("lend", true, Verify::All),
+            ("lend", true, Verify::All),
+            ("lend sample", true, Verify::Sample),
+            ("lend sample", true, Verify::Sample),
+            ("plain", false, Verify::All),
+            ("plain", false, Verify::All),
+            ("quarter", true, Verify::All),
+            ("quarter", true, Verify::All),
+            ("all", true, Verify::All),
+        ] {
+            let mut request = SleepRequest::all(Level::One);
+            if lends {
+                request = request.lending();
+            }
+            let t = Instant::now();
+            let slept = pool.sleep(&request).unwrap();
+            let sleep_ms = t.elapsed().as_secs_f64() * 1e3;
+            let g = Instant::now();
+            if name == "quarter" {
+                broker.give_up(6 << 30);
+            }
+            if name == "all" {
+                broker.give_up(u64::MAX);
+            }
+            let give_ms = g.elapsed().as_secs_f64() * 1e3;
+            let t = Instant::now();
+            let woken = pool.wake(&WakeRequest::all().verifying(verify)).unwrap();
+            let wake_ms = t.elapsed().as_secs_f64() * 1e3;
+            println!(
+                "{{\"what\":\"{name}\",\"sleep_ms\":{sleep_ms:.2},\"give_ms\":{give_ms:.2},\"wake_ms\":{wake_ms:.2},\"lent_gib\":{},\"returned_gib\":{},\"copied_gib\":{},\"sleep\":{:?},\"wake\":{:?}}}",
+                (slept.lent_bytes + slept.resident_bytes) >> 30,
+                woken.returned_bytes >> 30,
+                woken.copied_bytes >> 30,
+                slept.phases,
+                woken.phases
+            );
         }
-        let t = Instant::now();
-        let slept = pool.sleep(&request).unwrap();
-        let sleep_ms = t.elapsed().as_secs_f64() * 1e3;
-        let g = Instant::now();
-        if name == "quarter" {
-            broker.give_up(6 << 30);
-        }
-        if name == "all" {
-            broker.give_up(u64::MAX);
-        }
-        let give_ms = g.elapsed().as_secs_f64() * 1e3;
-        let t = Instant::now();
-        let woken = pool.wake(&WakeRequest::all().verifying(verify)).unwrap();
-        let wake_ms = t.elapsed().as_secs_f64() * 1e3;
-        println!(
-            "{{\"what\":\"{name}\",\"sleep_ms\":{sleep_ms:.2},\"give_ms\":{give_ms:.2},\"wake_ms\":{wake_ms:.2},\"lent_gib\":{},\"returned_gib\":{},\"copied_gib\":{},\"sleep\":{:?},\"wake\":{:?}}}",
-            slept.lent_bytes >> 30,
-            woken.returned_bytes >> 30,
-            woken.copied_bytes >> 30,
-            slept.phases,
-            woken.phases
-        );
     }
     for (n, b) in (0..).zip(&blocks) {
         assert!(pattern::read(&pool, b.id, 8 << 20).unwrap() == pattern::bytes(n, 8 << 20));

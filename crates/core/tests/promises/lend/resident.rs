@@ -116,8 +116,8 @@ fn what_is_dropped_freed_or_closed_asleep_does_not_stay() {
     world.pool.free(second.id).unwrap();
     world.pool.trim().unwrap();
     assert_eq!(world.pool.stats().unwrap().mapped_bytes, 0, "its addresses are gone, and its memory");
-    world.loaded(CHUNK, 4);
     world.wake();
+    world.loaded(CHUNK, 4);
     world.lend();
     world.pool.close().unwrap();
     drop(world.pool);
