@@ -54,7 +54,11 @@ impl Shared {
     }
 
     /// Releases `bytes` of reclaimable memory, or all there is. Returns the bytes released.
-    pub(super) fn reclaim(&self, memory: &mut PhysicalMemory, bytes: u64) -> (u64, Option<DriverError>) {
+    pub(in crate::pool) fn reclaim(
+        &self,
+        memory: &mut PhysicalMemory,
+        bytes: u64,
+    ) -> (u64, Option<DriverError>) {
         let refused = self.poll(memory).or(self.recover(memory));
         let mut leaving = Vec::new();
         let wanted = bytes.saturating_sub(memory.counters().spare_bytes());

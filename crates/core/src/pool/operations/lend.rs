@@ -99,6 +99,7 @@ impl Shared {
                 Whereabouts::Broker => {
                     let back = returned.remove(addr).filter(|back| back.bytes == *bytes);
                     // What cannot be imported is gone with its descriptor.
+                    let back = back.filter(|_| self.has_place(&mut memory, *bytes));
                     back.and_then(|back| memory.import(back.descriptor, *bytes).ok())
                 }
             };
@@ -118,6 +119,20 @@ impl Shared {
             let _ = memory.release(&mut mapping);
         }
         Ok(resident_bytes)
+    }
+
+    /// Whether so much more may be held, once what is cached has made way.
+    fn has_place(&self, memory: &mut PhysicalMemory, bytes: u64) -> bool {
+        let excess_bytes = |memory: &PhysicalMemory| {
+            let committed_bytes = memory.counters().committed_bytes().saturating_add(bytes);
+            committed_bytes.saturating_sub(self.shape().limit_bytes.unwrap_or(u64::MAX))
+        };
+        let excess = excess_bytes(memory);
+        if excess > 0 {
+            // What is refused stays.
+            let _ = self.reclaim(memory, excess);
+        }
+        excess_bytes(memory) == 0
     }
 
     /// Lends again what came back for a wake that failed, and releases what cannot be.

@@ -51,7 +51,9 @@ impl Shared {
             report.lend_refused.get_or_insert(error.to_string());
             // What cannot be backed up stays, and the report says so.
             let given_bytes = self.evict(visited, u64::MAX).unwrap_or(0);
-            report.released_bytes += given_bytes.min(report.resident_bytes);
+            let released_bytes = given_bytes.min(report.resident_bytes);
+            report.planned_release_bytes += released_bytes;
+            report.released_bytes += released_bytes;
             report.resident_bytes = report.resident_bytes.saturating_sub(given_bytes);
         }
         report

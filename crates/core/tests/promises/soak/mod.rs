@@ -1,5 +1,5 @@
 //! A long random program over the whole of a pool: one thread or five allocate, write, sleep, wake, stage, prepare, spill,
-//! hold, read backups and trim, over nine configurations of its storage.
+//! hold, lend, read backups and trim, over eleven configurations of its storage.
 //!
 //! After each step, bytes, addresses and figures are the oracle's. A run ends with nothing mapped, stored or on disk.
 //! `POORWILL_SEED=17` runs one program of each configuration, as a failure prints it. With several threads, or with
@@ -118,6 +118,22 @@ fn bits_flip_on_disk() {
 #[test]
 fn bits_of_codes_flip_on_disk() {
     soak(Setup { compress: Compress::Always, storage: Storage::Spoiled, ..Setup::default() });
+}
+
+#[test]
+fn lent_memory() {
+    soak(Setup { lends: true, ..Setup::default() });
+}
+
+#[test]
+fn five_threads_that_lend_beside_codes() {
+    soak(Setup {
+        threads: 5,
+        limit_granules: 120,
+        lends: true,
+        compress: Compress::Always,
+        ..Setup::default()
+    });
 }
 
 #[test]

@@ -5,10 +5,12 @@ use std::sync::{Arc, Mutex};
 
 use fastrand::Rng;
 use poorwill_core::backup::{Compress, Disk, HostBackups};
+use poorwill_core::lend::Broker;
 use poorwill_core::{Driver, Pool, PoolConfig};
 use poorwill_driver::disk::{DiskConfig, DiskIo, FileDisk};
 use poorwill_driver::{HostConfig, HostDevice, HostMemoryConfig};
 use poorwill_testkit::broken::{BrokenDriver, Defect};
+use poorwill_testkit::broker::HeldMemory;
 use poorwill_testkit::device::{DeviceKind, TestDevice, skipped_unless};
 use poorwill_testkit::disk::TestDisk;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
@@ -34,6 +36,8 @@ pub(super) struct Setup {
     pub(super) keeps: bool,
     pub(super) compress: Compress,
     pub(super) storage: Storage,
+    /// Half of the sleeps lend, to a broker that gives up at random, and ends now and then.
+    pub(super) lends: bool,
     /// Of the driver, to see that the program notices it.
     pub(super) defect: Option<Defect>,
 }
@@ -48,6 +52,7 @@ impl Default for Setup {
             keeps: true,
             compress: Compress::Off,
             storage: Storage::Host,
+            lends: false,
             defect: None,
         }
     }
@@ -58,6 +63,7 @@ impl Setup {
         let is_limited = matches!(self.storage, Storage::Short { .. });
         let fits = |kind| kind == DeviceKind::Host || !is_limited;
         skipped_unless(fits, "the host memory of another device has no limit here")
+            || self.lends && !lends_here()
     }
 
     pub(super) fn spoils(&self) -> bool {
@@ -93,7 +99,10 @@ impl Setup {
         let is_scarce =
             matches!(self.storage, Storage::Short { host, disk, .. } if host + disk < self.limit_granules);
         let of_short = (is_scarce && self.is_alone()).then_some("too little host memory");
+        let of_lent =
+            self.lends.then_some(["memory that came back", "memory that was taken", "resident memory"]);
         let pairs = of_spoiled.into_iter().chain(of_one).flatten();
+        let pairs = pairs.chain(of_lent.into_iter().flatten());
         always.into_iter().chain(of_disk).chain(pairs).chain(of_short)
     }
 
@@ -111,6 +120,11 @@ impl Setup {
             .caching_at_most(self.cached_granules.map(|granules| granules * granule))
             .keeping_backups(self.keeps)
     }
+}
+
+fn lends_here() -> bool {
+    let shares_memory = TestDevice::open(1).info().memory_name.is_some();
+    !skipped_unless(|_| shares_memory, "the device has no descriptors of its memory")
 }
 
 #[derive(Debug)]
@@ -149,6 +163,7 @@ impl Device {
 pub(super) struct World {
     pub(super) setup: Setup,
     pub(super) pool: Pool,
+    pub(super) broker: Arc<HeldMemory>,
     pub(super) granule: u64,
     pub(super) seen: Mutex<BTreeSet<&'static str>>,
     device: Device,
@@ -176,7 +191,11 @@ impl World {
         };
         let backups = HostBackups::new(Arc::clone(&driver)).compressing(setup.compress).spilling_to(disk);
         let pool = Pool::with_backups(driver, setup.config(granule), Arc::new(backups)).unwrap();
-        Self { setup, pool, granule, seen: Mutex::default(), device, spoiled }
+        let broker = Arc::new(HeldMemory::default());
+        if setup.lends {
+            pool.lend_through(Arc::clone(&broker) as Arc<dyn Broker>).unwrap();
+        }
+        Self { setup, pool, broker, granule, seen: Mutex::default(), device, spoiled }
     }
 
     /// Something that a run has to meet.
@@ -204,6 +223,8 @@ impl World {
         });
         assert_eq!(self.pool.stats().unwrap().live_blocks, 0);
         self.pool.close().unwrap();
+        // As the end of a connection does, with what was lent of addresses that are gone.
+        self.broker.fail(true);
         eventually("the device and the host have all memory back", || {
             self.pool.driver().memory_info().unwrap();
             self.device.in_use() == [0; 2]

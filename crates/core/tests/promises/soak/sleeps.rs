@@ -31,7 +31,10 @@ impl Worker {
     pub(super) fn sleep(&mut self) {
         let tags = self.some_tags();
         let level = if self.one_in(4) { Level::Two } else { Level::One };
-        let request = SleepRequest::of(tags.clone(), level);
+        let mut request = SleepRequest::of(tags.clone(), level);
+        if self.world.setup.lends && self.one_in(2) {
+            request = request.lending();
+        }
         let slept = if self.one_in(3) {
             let world = Arc::clone(&self.world);
             self.stage(&tags, |decision, undo_after| world.pool.stage_sleep(&request, decision, undo_after))
@@ -64,6 +67,9 @@ impl Worker {
         assert_eq!(report.planned_release_bytes, released_bytes, "{report:?}");
         assert_eq!(sorted(report.tags.clone()), sorted(falling.to_vec()));
         self.world.saw("a sleep");
+        if report.resident_bytes > 0 {
+            self.world.saw("resident memory");
+        }
         for known in &mut self.live {
             let (tag, policy) = &self.tags[known.tag];
             let is_dropped = self.model.state(tag) == TagState::AsleepDropped;
@@ -74,7 +80,8 @@ impl Worker {
         let all_sleep = self.live.iter().all(|known| self.model.state(&self.tags[known.tag].0).is_asleep());
         let count = report.already_asleep_tags.len() + report.tags.len();
         if self.world.setup.is_alone() && all_sleep && count == self.tags.len() {
-            assert_eq!(self.world.pool.stats().unwrap().mapped_bytes, 0, "all sleep");
+            let stats = self.world.pool.stats().unwrap();
+            assert_eq!(stats.mapped_bytes, stats.resident_bytes, "all sleep");
         }
     }
 
@@ -142,6 +149,9 @@ impl Worker {
 
     fn woke(&mut self, report: &WakeReport, tags: &[Tag], accepts: bool) {
         self.world.saw("a wake");
+        if report.returned_bytes > 0 {
+            self.world.saw("memory that came back");
+        }
         assert_eq!(sorted(report.tags.clone()), sorted(self.model.wake(Some(tags))));
         if !report.lost.is_empty() {
             assert!(accepts, "lost: {:?}", report.lost);

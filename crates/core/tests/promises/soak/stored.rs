@@ -15,7 +15,12 @@ impl Worker {
             }
             Err(PoolError::Backup { .. }) => {
                 let is_stored = self.state(n) == TagState::AsleepBackedUp;
-                assert!(!is_stored || self.world.setup.spoils(), "a sleeping block has no backup");
+                let is_resident =
+                    self.world.setup.lends && self.tags[self.live[n].tag].0.as_str().starts_with("volatile");
+                assert!(
+                    !is_stored || is_resident || self.world.setup.spoils(),
+                    "a sleeping block has no backup"
+                );
             }
             Err(error) => panic!("{}", chain(&error)),
         }
@@ -78,6 +83,24 @@ impl Worker {
                 if matches!(source.kind, DriverErrorKind::OutOfDisk { .. })
                     && self.world.setup.is_short() => {}
             Err(error) => panic!("{}", chain(&error)),
+        }
+    }
+
+    /// Others need memory, or the broker ends, and another begins.
+    pub(super) fn take_lent(&mut self) {
+        let bytes = self.random.u64(..20) * self.world.granule;
+        let taken_bytes = match self.random.u8(..8) {
+            0 => {
+                self.world.broker.fail(true);
+                self.sleep();
+                self.world.broker.fail(false);
+                self.world.broker.have_given_up(u64::MAX)
+            }
+            1..4 => self.world.broker.have_given_up(bytes),
+            _ => self.world.broker.give_up(bytes),
+        };
+        if taken_bytes > 0 {
+            self.world.saw("memory that was taken");
         }
     }
 

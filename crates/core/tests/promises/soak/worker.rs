@@ -91,6 +91,7 @@ impl Worker {
             91 => self.trim(),
             92..94 => self.prepare(),
             94..97 => self.restore(),
+            _ if self.world.setup.lends => self.take_lent(),
             _ if self.world.setup.spoils() => self.world.spoil(&mut self.random),
             _ => self.drop_views(),
         }

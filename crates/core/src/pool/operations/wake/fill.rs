@@ -38,6 +38,9 @@ const CAPACITY_POLL: Duration = Duration::from_micros(100);
 /// Digests in flight: each holds page-locked memory for its results.
 const DIGESTS_MAX: usize = 64;
 
+/// What is in place is compared by so much at a time: each call to the driver holds up those that map.
+const IN_PLACE_BYTES: u64 = 2 << 30;
+
 pub(super) struct Filler<'a> {
     shared: &'a Shared,
     fillings: &'a [Filling],
@@ -53,6 +56,8 @@ pub(super) struct Filler<'a> {
     /// How many are queued.
     filled: usize,
     total_bytes: u64,
+    /// In place, and not yet queued to be compared.
+    in_place: Vec<(Arrival<'a>, bool)>,
     returned_bytes: u64,
     copied_bytes: u64,
     read_bytes: u64,
@@ -125,6 +130,7 @@ impl<'a> Filler<'a> {
             next: 0,
             filled: 0,
             total_bytes: stored_bytes + zeroed_bytes,
+            in_place: Vec::new(),
             returned_bytes: 0,
             copied_bytes: 0,
             read_bytes: 0,
@@ -220,9 +226,21 @@ impl<'a> Filler<'a> {
         if in_place.is_empty() {
             return;
         }
-        let bytes = in_place.len() as u64 * self.shared.shape().granule_bytes;
-        self.returned_bytes += bytes;
+        let granule_bytes = self.shared.shape().granule_bytes;
+        self.returned_bytes += in_place.len() as u64 * granule_bytes;
         let arrivals = self.arrivals(filling, &in_place);
+        self.in_place.extend(arrivals);
+        if self.in_place.len() as u64 * granule_bytes >= IN_PLACE_BYTES {
+            self.queue_in_place();
+        }
+    }
+
+    fn queue_in_place(&mut self) {
+        let arrivals = std::mem::take(&mut self.in_place);
+        if arrivals.is_empty() {
+            return;
+        }
+        let bytes = arrivals.len() as u64 * self.shared.shape().granule_bytes;
         let unknown = vec![None; arrivals.len()];
         self.queue(Phase::Verify, bytes, arrivals, Pending::new(|| Ok(unknown)));
         self.complete(self.queued.len() - 1);
@@ -386,6 +404,7 @@ impl<'a> Filler<'a> {
         woken.disk_read_bytes = self.read_ahead.read_bytes();
         woken.zeroed_bytes = self.zeroed_bytes;
         self.failed = failed.or(self.failed);
+        self.queue_in_place();
         (0..self.queued.len()).for_each(|nth| self.complete(nth));
         if self.failed.is_none() && self.filled < self.fillings.len() {
             // The rest does not have the caller's bytes.
