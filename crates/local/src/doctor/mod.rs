@@ -5,6 +5,8 @@
 mod args;
 mod show;
 
+use std::path::PathBuf;
+
 use poorwill::doctor::{self, DoctorReport, Plan};
 use serde::Serialize;
 
@@ -25,7 +27,8 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<DoctorOutcome, Failure> {
     let plan = plan
         .on(args.device.clone())
         .budgeted(args.budget.clone().unwrap_or_default())
-        .claiming(args.claims.clone());
+        .claiming(args.claims.clone())
+        .asking(std::env::var_os("POORWILL_BROKER").map(PathBuf::from));
     let report = doctor::examine(&plan)?;
     let refused = report.refused().map(|(device, reason)| format!("{device}: {reason}"));
     Ok(DoctorOutcome { report, refused })

@@ -151,7 +151,14 @@ fn budget(device: &DeviceReport) -> String {
     let from = memory.winner.map_or_else(String::new, |winner| format!(", from {winner}"));
     let used = memory.process_used_bytes.filter(|bytes| *bytes > 0);
     let used = used.map_or_else(String::new, |bytes| format!("; {} used by this process", size(bytes)));
-    format!("{}{from}; {} available now{used}", known(memory.budget_bytes), known(memory.headroom_bytes))
+    let lent = device.reclaimable_bytes.filter(|bytes| *bytes > 0);
+    let lent =
+        lent.map_or_else(String::new, |bytes| format!("; {} reclaimable from the broker", size(bytes)));
+    format!(
+        "{}{from}; {} available now{lent}{used}",
+        known(memory.budget_bytes),
+        known(memory.headroom_bytes)
+    )
 }
 
 fn engine(engine: &EngineAdvice) -> String {

@@ -18,8 +18,8 @@ pub(super) use linux::examine;
 mod linux {
     use std::time::{Duration, Instant};
 
-    use poorwill_core::ByteSize;
     use poorwill_core::budget::{Budget, SourceName};
+    use poorwill_core::{ByteSize, Driver};
     use poorwill_driver::cuda::{self, GpuInfo};
     use poorwill_driver::link::{self, LinkSpeed};
     use poorwill_driver::nvml::Nvml;
@@ -114,6 +114,8 @@ mod linux {
                 id,
                 name: gpu.name.clone(),
                 granule_bytes: Some(gpu.granule_bytes),
+                reclaimable_bytes: None,
+                memory_name: opened.as_ref().ok().and_then(|device| device.info().memory_name.clone()),
                 slice,
                 shared_memory_per_block_bytes: Some(gpu.shared_memory_per_block_bytes),
                 engine: EngineAdvice::of(&memory, engine_total_bytes, &self.plan.claims),

@@ -31,6 +31,8 @@ pub use self::host::HostReport;
 pub use self::plan::Plan;
 use crate::budget::Caps;
 use crate::device::DeviceSpec;
+#[cfg(target_os = "linux")]
+use crate::lend::Lending;
 use crate::open::Device;
 
 /// The named device does not exist here, or one that the budget names.
@@ -118,12 +120,31 @@ pub fn examine(plan: &Plan) -> Result<DoctorReport, NoSuchDevice> {
     warnings.extend(gpu_warnings);
     let claims = if devices.is_empty() { &plan.claims[..] } else { &[] };
     devices.push(host_device(&spec, plan.caps.of(&spec), claims, &mut warnings));
+    #[cfg(target_os = "linux")]
+    note_lent(plan, &mut devices, &mut warnings);
     for named in plan.caps.devices().filter(|named| devices.iter().all(|device| device.id != **named)) {
         warnings.push(format!("the budget names {named}, which was not examined"));
     }
     let only_host = matches!(plan.device, Some(DeviceSpec::Host { .. }));
     let hibernation = (!only_host).then(HibernationReport::examine);
     Ok(DoctorReport { host, devices, hibernation, warnings })
+}
+
+/// What the broker has of these devices.
+#[cfg(target_os = "linux")]
+fn note_lent(plan: &Plan, devices: &mut [DeviceReport], warnings: &mut Vec<String>) {
+    let mut lending = Lending::default();
+    lending.socket.clone_from(&plan.broker);
+    match lending.status() {
+        Ok(None) => {}
+        Ok(Some(status)) => {
+            for device in devices {
+                let bytes = device.memory_name.as_ref().map(|name| status.reclaimable_bytes(name));
+                device.reclaimable_bytes = bytes;
+            }
+        }
+        Err(error) => warnings.push(error.to_string()),
+    }
 }
 
 /// A GPU that a budget names, and that is not among these.
@@ -144,22 +165,25 @@ fn host_device(
     claims: &[(Tag, u64)],
     warnings: &mut Vec<String>,
 ) -> DeviceReport {
-    let (name, granule_bytes, memory) = match Device::open(spec) {
+    let (name, granule_bytes, memory, memory_name) = match Device::open(spec) {
         Ok(device) => {
             let info = device.driver().info().clone();
-            (info.name, Some(info.granule_bytes), device.budget(cap))
+            (info.name, Some(info.granule_bytes), device.budget(cap), info.memory_name)
         }
         Err(error) => {
             warnings.push(poorwill_core::chain(&error));
-            ("host device".into(), None, Budget::decide(&[], None, cap))
+            ("host device".into(), None, Budget::decide(&[], None, cap), None)
         }
     };
+    let is_shared = matches!(spec, DeviceSpec::Host { shared_in: Some(_), .. });
     DeviceReport {
         id: spec.id(),
         name,
         granule_bytes,
         engine: EngineAdvice::of(&memory, None, claims),
         memory,
+        reclaimable_bytes: None,
+        memory_name: memory_name.filter(|_| is_shared),
         slice: None,
         shared_memory_per_block_bytes: None,
         gpu: None,

@@ -1,5 +1,6 @@
 //! What is examined.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use poorwill_core::Tag;
@@ -32,11 +33,14 @@ pub struct Plan {
     pub claims: Vec<(Tag, u64)>,
     /// Time for GPUs. After it no further GPU is opened, and in its last 2 s none is measured.
     pub timeout: Duration,
+    /// Socket of the broker that is asked for what is lent; the user's by default.
+    pub broker: Option<PathBuf>,
 }
 
 impl Default for Plan {
     fn default() -> Self {
-        Self { device: None, caps: Caps::default(), claims: Vec::new(), timeout: Duration::from_secs(7) }
+        let timeout = Duration::from_secs(7);
+        Self { device: None, caps: Caps::default(), claims: Vec::new(), timeout, broker: None }
     }
 }
 
@@ -59,6 +63,13 @@ impl Plan {
     #[must_use]
     pub fn claiming(mut self, claims: impl Into<Vec<(Tag, u64)>>) -> Self {
         self.claims = claims.into();
+        self
+    }
+
+    /// Sets [`Self::broker`].
+    #[must_use]
+    pub fn asking(mut self, broker: impl Into<Option<PathBuf>>) -> Self {
+        self.broker = broker.into();
         self
     }
 

@@ -92,18 +92,11 @@ impl Shared {
         let mut returned = taken_back(&**broker, &lent);
         let mut memory = self.lock_memory()?;
         let mut held: Vec<Mapping> = Vec::new();
-        for ((segment, addr), LentChunk { bytes, whereabouts }) in &lent {
-            let id = match whereabouts {
-                Whereabouts::Resident(id) => Some(*id),
-                Whereabouts::Back { .. } => None,
-                Whereabouts::Broker => {
-                    let back = returned.remove(addr).filter(|back| back.bytes == *bytes);
-                    // What cannot be imported is gone with its descriptor.
-                    let back = back.filter(|_| self.has_place(&mut memory, *bytes));
-                    back.and_then(|back| memory.import(back.descriptor, *bytes).ok())
-                }
-            };
-            if let Some(id) = id {
+        for ((segment, addr), LentChunk { bytes, .. }) in &lent {
+            let back = returned.remove(addr).filter(|back| back.bytes == *bytes);
+            // What cannot be imported is gone with its descriptor.
+            let back = back.filter(|_| self.has_place(&mut memory, *bytes));
+            if let Some(id) = back.and_then(|back| memory.import(back.descriptor, *bytes).ok()) {
                 let mut mapping = Mapping::absent(*segment, *addr, *bytes);
                 mapping.backing = Backing::Held(id);
                 held.push(mapping);
@@ -111,9 +104,11 @@ impl Shared {
         }
         let mut state = self.lock_state();
         let unfit = state.note_back(&lent, &held);
+        state.put_in_place(lent.iter().map(|(location, _)| *location));
         let resident = state.lent_of(tags).into_iter().filter(|(_, chunk)| chunk.whereabouts.is_only_copy());
         let resident_bytes = resident.map(|(_, chunk)| chunk.bytes).sum();
         drop(state);
+        self.cache_left(&mut memory);
         // Their blocks were freed while they slept. A refused release is deferred.
         for mut mapping in unfit {
             let _ = memory.release(&mut mapping);
@@ -233,11 +228,11 @@ impl PoolState {
         let back: BTreeMap<Location, Mapping> =
             held.iter().map(|mapping| ((mapping.segment, mapping.range.addr), *mapping)).collect();
         let mut unfit = Vec::new();
-        for (location, LentChunk { bytes, whereabouts }) in lent {
+        let at_broker = lent.iter().filter(|(_, chunk)| chunk.whereabouts == Whereabouts::Broker);
+        for (location, LentChunk { bytes, .. }) in at_broker {
             let chunk = self.heap().segments().mapping(*location);
             let fits = chunk.is_some_and(|chunk| chunk.is_absent() && chunk.range.bytes == *bytes);
             match back.get(location) {
-                None if whereabouts.is_only_copy() => {}
                 Some(mapping) if fits => {
                     self.heap_mut().segments_mut().store(&[*mapping]);
                     self.lent_mut().note_back(*location);

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use super::leaving::Leaving;
 use super::save::{Saved, Saver};
-use crate::driver::DeviceRange;
 use crate::lend::BrokerError;
 use crate::pool::parts::backups::{Save, saves};
 use crate::pool::parts::lent_chunks::{LentChunk, Whereabouts};
@@ -112,7 +111,13 @@ impl Shared {
 
     fn evict_chunks(&self, tags: &[TagKey], chosen: &[Location]) -> Result<u64> {
         let at = |phase| move |source| PoolError::SleepFailed { phase, source };
-        let mut mappings = self.lock_state().resident_in_place(chosen);
+        let mut state = self.lock_state();
+        state.put_in_place(chosen.iter().copied());
+        let of_chosen = chosen.iter().filter(|location| state.lent().is_only_copy(**location));
+        let chosen: &[Location] = &of_chosen.copied().collect::<Vec<_>>();
+        let mut mappings: Vec<Mapping> =
+            chosen.iter().filter_map(|location| state.heap().segments().mapping(*location)).collect();
+        drop(state);
         let mut memory = self.lock_memory()?;
         let mapped = memory.map(&mut mappings, &mut MapTimes::default());
         self.lock_state().heap_mut().segments_mut().store(&mappings);
@@ -183,19 +188,23 @@ impl PoolState {
         chosen
     }
 
-    /// Puts resident memory into its chunks.
-    fn resident_in_place(&mut self, chosen: &[Location]) -> Vec<Mapping> {
-        for (segment, addr) in chosen {
-            let location = (*segment, *addr);
-            let chunk = self.lent().of_segment(*segment).find(|(at, _)| *at == location);
-            if let Some((_, LentChunk { bytes, whereabouts: Whereabouts::Resident(id) })) = chunk {
-                let range = DeviceRange::new(*addr, bytes);
-                let mapping = Mapping { segment: *segment, range, backing: Backing::Held(id) };
-                self.heap_mut().segments_mut().store(&[mapping]);
-                self.lent_mut().note_back(location);
+    /// Puts resident memory into its chunks. What has none any more, as its blocks were freed, is of no more use.
+    pub(super) fn put_in_place(&mut self, locations: impl IntoIterator<Item = Location>) {
+        for location in locations {
+            let Some(LentChunk { bytes, whereabouts: Whereabouts::Resident(id) }) = self.lent().get(location)
+            else {
+                continue;
+            };
+            let chunk = self.heap().segments().mapping(location);
+            match chunk.filter(|chunk| chunk.is_absent() && chunk.range.bytes == bytes) {
+                Some(chunk) => {
+                    let mapping = Mapping { backing: Backing::Held(id), ..chunk };
+                    self.heap_mut().segments_mut().store(&[mapping]);
+                    self.lent_mut().note_back(location);
+                }
+                None => self.lent_mut().leave(location),
             }
         }
-        chosen.iter().filter_map(|location| self.heap().segments().mapping(*location)).collect()
     }
 
     fn residents_in_place(&self, tags: &[TagKey]) -> Vec<Mapping> {

@@ -90,6 +90,10 @@ impl LentChunks {
         self.insert(location, chunk.bytes, Whereabouts::Back { was_resident });
     }
 
+    pub(in crate::pool) fn get(&self, location: Location) -> Option<LentChunk> {
+        self.chunks.get(&location).copied()
+    }
+
     pub(in crate::pool) fn has_come_back(&self, location: Location) -> bool {
         let chunk = self.chunks.get(&location);
         chunk.is_some_and(|chunk| matches!(chunk.whereabouts, Whereabouts::Back { .. }))

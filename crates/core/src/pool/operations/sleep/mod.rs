@@ -156,6 +156,8 @@ impl Shared {
         if lends {
             (memory, lending) = self.lend(memory, &mut mappings, &plan.resident);
         }
+        // A refusal leaves addresses for the next time.
+        let _ = self.drop_emptied(&memory);
         self.cache_left(&mut memory);
         let planned_bytes = to_release(memory.counters(), &mappings) + withdrawn_bytes;
         let (bytes, refused) = self.release(memory, &mut mappings, &mut saved.phases);

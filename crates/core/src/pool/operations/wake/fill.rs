@@ -361,10 +361,15 @@ impl<'a> Filler<'a> {
         if due.is_empty() || self.failed.is_some() || !self.shared.driver().info().fast_digests {
             return;
         }
-        let granules: Vec<DeviceRange> = due.iter().map(|nth| arrivals[*nth].0.granule).collect();
-        let touching = granules.chunk_by(|a, b| a.end() == b.addr);
-        let range =
-            |run: &[DeviceRange]| DeviceRange::new(run[0].addr, run[run.len() - 1].end() - run[0].addr);
+        // Of one backup, so that a range lies in one reservation.
+        let is_next = |a: &Arrival<'_>, b: &Arrival<'_>| {
+            a.granule.end() == b.granule.addr && std::ptr::eq(a.buffer, b.buffer)
+        };
+        let touching = due.chunk_by(|a, b| is_next(&arrivals[*a].0, &arrivals[*b].0));
+        let range = |run: &[usize]| {
+            let (first, last) = (arrivals[run[0]].0.granule, arrivals[run[run.len() - 1]].0.granule);
+            DeviceRange::new(first.addr, last.end() - first.addr)
+        };
         let ranges: Vec<DeviceRange> = touching.map(range).collect();
         match self.shared.driver().digest(self.shared.streams().save(nth), &ranges) {
             Ok(digests) => self.digests.push_back(Arriving { copy: nth, arrivals: due, digests }),
