@@ -1,7 +1,7 @@
 //! Lending: the memory of sleeping tags leaves the device only when it is needed elsewhere.
 //!
-//! A pool that sleeps may give descriptors of its memory to a [`Broker`], which keeps the memory in use until its owner takes
-//! it back, or until another owner needs it. Whatever is lent has a current backup, or was dropped by the sleep. So a broker
+//! A pool that sleeps may give descriptors of its memory to a [`Broker`]. That keeps the memory in use until its owner takes
+//! it back, or another owner needs it. Whatever is lent has a current backup, or was dropped by the sleep. So a broker
 //! can give memory up at any time without a question, and when a broker ends, time is lost and no byte.
 //!
 //! A backup of bytes that change all the time would be made in vain by most sleeps. Such memory stays with the pool: it is
@@ -14,6 +14,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Memory of a sleeping tag, by the number that its pool gave it.
+///
+/// ```
+/// use poorwill::lend::Lent;
+///
+/// fn bytes_of(lent: &[Lent]) -> u64 {
+///     lent.iter().map(|lent| lent.bytes).sum()
+/// }
+/// # assert_eq!(bytes_of(&[]), 0);
+/// ```
 #[derive(Debug)]
 pub struct Lent {
     /// Unique among what its pool lends.
@@ -25,6 +34,13 @@ pub struct Lent {
 }
 
 /// Why a broker cannot be used, in its own words.
+///
+/// ```
+/// use poorwill::lend::BrokerError;
+///
+/// let error = BrokerError { reason: "it has ended: start another".into() };
+/// assert_eq!(error.to_string(), "it has ended: start another");
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct BrokerError {
@@ -38,6 +54,43 @@ pub type GiveUp = Arc<dyn Fn(u64) -> u64 + Send + Sync>;
 
 /// Holds memory that one pool lends, beside that of others. No call waits for long, whatever became of the broker: each has a
 /// deadline of its own. After an error the pool goes on as it would without a broker.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use poorwill::lend::{Broker, BrokerError, GiveUp, Lent};
+/// use poorwill::{Arena, Config};
+///
+/// /// Takes nothing, so that sleeps release.
+/// #[derive(Debug)]
+/// struct Closed;
+///
+/// impl Broker for Closed {
+///     fn attach(&self, _: GiveUp) {}
+///
+///     fn lend(&self, _: Vec<Lent>) -> Result<(), BrokerError> {
+///         Err(BrokerError { reason: "it is closed".into() })
+///     }
+///
+///     fn take_back(&self, _: &[u64]) -> Result<Vec<Lent>, BrokerError> {
+///         Ok(Vec::new())
+///     }
+///
+///     fn announce(&self, _: u64) -> Result<(), BrokerError> {
+///         Err(BrokerError { reason: "it is closed".into() })
+///     }
+///
+///     fn ask(&self, _: u64, _: Duration) -> Result<u64, BrokerError> {
+///         Ok(0)
+///     }
+/// }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// arena.pool().lend_through(std::sync::Arc::new(Closed))?;
+/// # Ok(())
+/// # }
+/// ```
 pub trait Broker: Send + Sync + fmt::Debug {
     /// Takes descriptors of memory of a pool that sleeps.
     ///

@@ -259,7 +259,7 @@ impl Arena {
     /// Has sleeps of this arena lend, if they [say so](SleepRequest::lending). Call it before the first allocation: memory
     /// that is there already cannot be lent. A broker that is not there is no error; see [`SleepReport::lend_refused`].
     ///
-    /// The limit of open files of this process is raised as far as it may: a sleep has a descriptor for each chunk that it
+    /// The limit of open files of this process is raised as far as it may. A sleep has a descriptor for each chunk that it
     /// lends, 512 at most.
     ///
     /// # Errors

@@ -38,10 +38,10 @@
 //!   without gaps. Touching it then faults. The backings keep their bytes for the next mapping.
 //! - **\[release\]** returns a backing's memory to the device at once, or with its last unmap. A released backing
 //!   cannot be mapped or released again.
-//! - **\[shared-memory\]** Where there is a [`DeviceInfo::memory_name`], memory of `create_shared` can be had by other
-//!   processes: `export` gives a descriptor of it, and `import` another backing of the same bytes, wherever the descriptor
-//!   was sent. The memory stays in use, with its bytes, until its last backing, mapping and descriptor are gone, and goes
-//!   back to the device then, whatever became of the process that created it. Elsewhere these calls are
+//! - **\[shared-memory\]** Where there is a [`DeviceInfo::memory_name`], other processes can have memory of
+//!   `create_shared`. `export` gives a descriptor of it, and `import` makes another backing of the same bytes, also where the
+//!   descriptor was sent. The memory stays in use, with its bytes, until its last backing, mapping and descriptor are gone.
+//!   It goes back to the device then, whatever became of the process that created it. Elsewhere these calls are
 //!   [`DriverErrorKind::Unsupported`]. An imported backing cannot be exported again: keep its descriptor.
 //! - **\[in-flight\]** The caller unmaps only when no work on the range is in flight. A driver that can detect such
 //!   work refuses with [`DriverErrorKind::Busy`]; others need not.

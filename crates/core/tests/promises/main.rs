@@ -39,4 +39,3 @@ mod stress;
 mod unknown_streams;
 mod unused;
 mod waits;
-mod zz;

@@ -18,7 +18,7 @@ use poorwill_core::{
 
 use super::file::{DeviceFile, punch};
 use super::hibernation::{DeviceCall, HostProcess, HostProcessMemory, StepFailure};
-use super::state::{HostState, Memory, Span};
+use super::state::{BackingMemory, HostState, Span};
 use super::stream::{HostEvent, HostStream, Refused, system};
 use crate::copy_ranges;
 use crate::host_memory::{
@@ -401,8 +401,8 @@ impl Shared {
 
     fn file_of<'a>(&'a self, span: &'a Span) -> BorrowedFd<'a> {
         match &span.memory {
-            Memory::Extent(_) => self.file.as_fd(),
-            Memory::Shared(file) => file.as_fd(),
+            BackingMemory::Extent(_) => self.file.as_fd(),
+            BackingMemory::Shared(file) => file.as_fd(),
         }
     }
 

@@ -32,11 +32,11 @@ pub(super) struct InUse {
     capacity_bytes: u64,
     /// This process's memory that is not shared.
     unshared_bytes: u64,
-    files: Files,
+    files: MemoryFiles,
 }
 
 #[derive(Debug)]
-enum Files {
+enum MemoryFiles {
     /// Second openings of shared memory, with its sizes.
     Here(Vec<(OwnedFd, u64)>),
     /// A folder with all memory of all processes. The file is as long as the unshared memory of this one.
@@ -77,24 +77,24 @@ impl AsFd for SharedFile {
 
 impl InUse {
     pub(super) fn open(capacity_bytes: u64, folder: Option<&Path>) -> io::Result<Self> {
-        let files = folder.map_or_else(|| Ok(Files::Here(Vec::new())), Files::in_folder)?;
+        let files = folder.map_or_else(|| Ok(MemoryFiles::Here(Vec::new())), MemoryFiles::in_folder)?;
         Ok(Self { capacity_bytes, unshared_bytes: 0, files })
     }
 
     pub(super) fn folder(&self) -> Option<&Path> {
         match &self.files {
-            Files::Here(_) => None,
-            Files::Folder { path, .. } => Some(path),
+            MemoryFiles::Here(_) => None,
+            MemoryFiles::Folder { path, .. } => Some(path),
         }
     }
 
     /// The same in all processes of the device, and on no other device.
     pub(super) fn name(&self) -> String {
         match &self.files {
-            Files::Here(_) => {
+            MemoryFiles::Here(_) => {
                 format!("host:process-{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed))
             }
-            Files::Folder { path, .. } => format!("host:{}", path.display()),
+            MemoryFiles::Folder { path, .. } => format!("host:{}", path.display()),
         }
     }
 
@@ -131,7 +131,7 @@ impl InUse {
     }
 
     fn set_unshared(&mut self, bytes: u64) -> io::Result<()> {
-        if let Files::Folder { unshared, .. } = &self.files {
+        if let MemoryFiles::Folder { unshared, .. } = &self.files {
             fs::ftruncate(unshared, bytes)?;
         }
         self.unshared_bytes = bytes;
@@ -149,7 +149,7 @@ impl InUse {
     }
 }
 
-impl Files {
+impl MemoryFiles {
     fn in_folder(path: &Path) -> io::Result<Self> {
         std::fs::create_dir_all(path)?;
         let path = path.canonicalize()?;

@@ -26,12 +26,12 @@ pub(super) struct HostState {
     unpunched: Vec<Extent>,
     /// All bytes, while they are off the device, and how much was held.
     taken_off: Option<(DeviceFile, u64)>,
-    ledger: Ledger<Arc<VmRegion>, Memory>,
+    ledger: Ledger<Arc<VmRegion>, BackingMemory>,
 }
 
 /// The physical memory of a backing.
 #[derive(Debug, Clone)]
-pub(super) enum Memory {
+pub(super) enum BackingMemory {
     Extent(Extent),
     Shared(Arc<SharedFile>),
 }
@@ -41,14 +41,14 @@ pub(super) enum Memory {
 pub(super) struct Span {
     pub(super) region: Arc<VmRegion>,
     pub(super) region_offset: usize,
-    pub(super) memory: Memory,
+    pub(super) memory: BackingMemory,
     /// In its file.
     pub(super) file_offset: u64,
     pub(super) bytes: usize,
     key: MappingKey,
 }
 
-impl Memory {
+impl BackingMemory {
     fn extent(&self) -> Option<Extent> {
         if let Self::Extent(extent) = self { Some(*extent) } else { None }
     }
@@ -82,11 +82,11 @@ impl HostState {
 
     /// All that the device has of the file.
     fn extents(&self) -> impl Iterator<Item = Extent> {
-        self.ledger.backings().filter_map(Memory::extent).chain(self.unpunched.iter().copied())
+        self.ledger.backings().filter_map(BackingMemory::extent).chain(self.unpunched.iter().copied())
     }
 
     fn shared_files(&self) -> impl Iterator<Item = &SharedFile> {
-        self.ledger.backings().filter_map(Memory::shared)
+        self.ledger.backings().filter_map(BackingMemory::shared)
     }
 
     fn punch_all(&self) -> io::Result<()> {
@@ -183,25 +183,25 @@ impl HostState {
             self.in_use.give_back(bytes).map_err(|error| system("take device memory", &error))?;
             return Err(full(self.free_bytes()?));
         };
-        Ok(self.ledger.created(bytes, Memory::Extent(extent)))
+        Ok(self.ledger.created(bytes, BackingMemory::Extent(extent)))
     }
 
     pub(super) fn create_shared(&mut self, bytes: u64) -> Result<BackingId> {
         self.ledger.check_size(bytes)?;
         let created = self.in_use.create(bytes).map_err(|error| system("create shared memory", &error))?;
         let full = |free_bytes| DriverErrorKind::OutOfMemory { asked_bytes: bytes, free_bytes };
-        Ok(self.ledger.created(bytes, Memory::Shared(Arc::new(created.map_err(full)?))))
+        Ok(self.ledger.created(bytes, BackingMemory::Shared(Arc::new(created.map_err(full)?))))
     }
 
     pub(super) fn export(&self, id: BackingId) -> Result<OwnedFd> {
         match self.ledger.backing(id)? {
-            Memory::Shared(file) if !file.is_imported => {
+            BackingMemory::Shared(file) if !file.is_imported => {
                 file.export().map_err(|error| system("export a backing", &error))
             }
-            Memory::Shared(_) => {
+            BackingMemory::Shared(_) => {
                 Err(invalid(format!("{id} was imported: keep its descriptor to pass it on")))
             }
-            Memory::Extent(_) => Err(invalid(format!("{id} was not created as shared memory"))),
+            BackingMemory::Extent(_) => Err(invalid(format!("{id} was not created as shared memory"))),
         }
     }
 
@@ -211,7 +211,7 @@ impl HostState {
             io::ErrorKind::InvalidInput => invalid(error.to_string()),
             _ => system("import a backing", &error),
         })?;
-        Ok(self.ledger.created(bytes, Memory::Shared(Arc::new(file))))
+        Ok(self.ledger.created(bytes, BackingMemory::Shared(Arc::new(file))))
     }
 
     pub(super) fn release(&mut self, id: BackingId) -> Result<()> {
@@ -231,8 +231,8 @@ impl HostState {
         self.ledger.map(range, id, |region, memory| {
             let (at, len) = offset_and_len(region, range)?;
             let (file, offset) = match memory {
-                Memory::Extent(extent) => (file, extent.offset),
-                Memory::Shared(shared) => (shared.as_fd(), 0),
+                BackingMemory::Extent(extent) => (file, extent.offset),
+                BackingMemory::Shared(shared) => (shared.as_fd(), 0),
             };
             region.map(at, len, file, offset).map_err(|error| map_error(&error, range.bytes))
         })
@@ -261,7 +261,7 @@ impl HostState {
             region.unmap(at, len).map_err(|error| system("unmap a range", &error))
         })?;
         // The unmap has succeeded. If punching fails, the next create tries again.
-        gone.iter().filter_map(Memory::extent).for_each(|extent| self.release_extent(extent));
+        gone.iter().filter_map(BackingMemory::extent).for_each(|extent| self.release_extent(extent));
         Ok(())
     }
 

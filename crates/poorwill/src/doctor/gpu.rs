@@ -79,14 +79,17 @@ mod linux {
     }
 
     impl Examination<'_> {
+        fn open(&self, ordinal: u32) -> Result<CudaDevice, String> {
+            if self.started.elapsed() > self.plan.timeout {
+                return Err("other GPUs took too long; name it with --device".to_owned());
+            }
+            CudaDevice::open(&CudaConfig::gpu(ordinal)).map_err(|error| error.kind.to_string())
+        }
+
         fn report(&self, gpu: &GpuInfo, warnings: &mut Vec<String>) -> DeviceReport {
             let spec = DeviceSpec::Cuda { ordinal: gpu.ordinal };
             let (id, cap) = (spec.id(), self.plan.caps.of(&spec));
-            let opened = if self.started.elapsed() > self.plan.timeout {
-                Err("other GPUs took too long; name it with --device".to_owned())
-            } else {
-                CudaDevice::open(&CudaConfig::gpu(gpu.ordinal)).map_err(|error| error.kind.to_string())
-            };
+            let opened = self.open(gpu.ordinal);
             let device = opened.as_ref().map_err(Clone::clone);
             let reported = device
                 .clone()

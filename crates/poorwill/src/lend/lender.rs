@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use poorwill_broker::{Ask, Client, ClientError, LentChunk};
 use poorwill_core::lend::{Broker, BrokerError, GiveUp, Lent};
 
-use super::Lending;
+use super::lending::Lending;
 
 /// How long a broker is left alone that has not answered, or could not be started.
 const REST: Duration = Duration::from_secs(10);

@@ -16,7 +16,7 @@ pub(in crate::pool) struct LentChunks {
     chunks: BTreeMap<Location, LentChunk>,
     lent_bytes: u64,
     resident_bytes: u64,
-    /// What the broker was told of it last.
+    /// What of it the broker knows of.
     announced_bytes: u64,
     /// Lent from addresses that are given back.
     orphans: Vec<u64>,

@@ -127,15 +127,7 @@ impl Shared {
             .map_err(|source| refused_by_capture(op, &source).unwrap_or(at(Phase::Quiesce)(source)))?;
         let before = self.driver().memory_info().map_err(at(Phase::Measure))?;
         let shared_before_bytes = self.shared_backup_bytes();
-        let plan = {
-            let mut state = self.open_state()?;
-            let plan = plan(&state)?;
-            // The device has these bytes, so nothing is lost if the sleep fails.
-            for (tag, segment, range) in &plan.unsaved {
-                state.backups_mut().forget_granules(*tag, *segment, *range);
-            }
-            plan
-        };
+        let plan = self.open_state()?.begin_sleep(plan)?;
         let mut saved = Saved::default();
         let falling: Vec<TagKey> = plan.tags.iter().map(|(tag, _)| *tag).collect();
         let saver = Saver { shared: self, saves: &plan.saves, falling: &falling };
@@ -291,6 +283,15 @@ fn to_release(counters: &Counters, mappings: &[Mapping]) -> u64 {
 }
 
 impl PoolState {
+    fn begin_sleep(&mut self, plan: &dyn Fn(&Self) -> Result<SleepPlan>) -> Result<SleepPlan> {
+        let plan = plan(self)?;
+        // The device has these bytes, so nothing is lost if the sleep fails.
+        for (tag, segment, range) in &plan.unsaved {
+            self.backups_mut().forget_granules(*tag, *segment, *range);
+        }
+        Ok(plan)
+    }
+
     /// The point of no return: from here on the tags sleep.
     pub(in crate::pool) fn commit_sleep(&mut self, plan: &SleepPlan) {
         for location in &plan.leaving {

@@ -71,8 +71,8 @@ impl PoolState {
         Ok(self.plan(level, (tags, already_asleep), visited, (named, resident)))
     }
 
-    /// Of tags that fall asleep at this level, those whose bytes change all the time: a backup would be of no more use at
-    /// the next sleep. They can stay resident.
+    /// The tags that fall asleep at this level and whose bytes change all the time. A backup would be of no use at the next
+    /// sleep, so they can stay resident.
     pub(in crate::pool) fn volatile_of(&self, level: Level, visited: &[TagKey]) -> BTreeSet<TagKey> {
         let is_volatile = |tag: &TagKey| {
             self.tags().get(*tag).changes() == Changes::Volatile
