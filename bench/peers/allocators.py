@@ -1,5 +1,7 @@
 """One face for every allocator under test: pool(), sleep(), drop(), wake()."""
 
+import subprocess
+import sys
 from contextlib import nullcontext
 
 
@@ -75,10 +77,27 @@ class Poorwill:
             self._poorwill.mark_restored(report.undefined_tags)
 
 
+class PoorwillLending(Poorwill):
+    """The same, but sleeps lend to a broker."""
+
+    def __init__(self):
+        super().__init__()
+        self._poorwill.arena(lend=True)
+
+    def take(self, gib: float):
+        """Others need so much of what is lent."""
+        import torch
+
+        device = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+        words = ["poorwill", "broker", "--give-up", f"{gib}GiB", "--device", device]
+        subprocess.run([sys.executable, "-m", *words], check=True, stdout=subprocess.DEVNULL)
+
+
 MAKE = {
     "none": Torch,
     "cumem": CuMem,
     "tms": lambda: MemorySaver(retain=False),
     "tms-retain": lambda: MemorySaver(retain=True),
     "poorwill": Poorwill,
+    "poorwill-lending": PoorwillLending,
 }
