@@ -42,6 +42,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         &[
             "poorwill",
             "poorwill-bench",
+            "poorwill-broker",
             "poorwill-fleet",
             "poorwill-local",
             "poorwill-mock-engine",

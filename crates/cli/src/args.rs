@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 use poorwill_local::command_line::CommandLine;
 use poorwill_local::failure;
 
+use crate::broker::{self, BrokerArgs};
 use crate::completions::{self, CompletionsArgs};
 use crate::fleet::{self, FleetArgs, RouteArgs};
 use crate::man::{self, ManArgs};
@@ -39,6 +40,11 @@ enum Command {
     Route(RouteArgs),
     /// Look at a fleet of rotations, or say what its controller should do
     Fleet(FleetArgs),
+    /// Run the broker of this user, at which sleeping engines lend their GPU memory, or look at the one that runs
+    ///
+    /// It has no GPU context, and never the only copy of bytes. Processes that lend start one themselves. Where another
+    /// broker serves the socket already, the command says so and ends with exit code 0. SIGTERM and SIGINT end a broker.
+    Broker(BrokerArgs),
     /// Print completions for a shell
     Completions(CompletionsArgs),
     /// Print the man page, or write the page of every command to a folder
@@ -73,6 +79,7 @@ impl CommandLine for Args {
         match &self.command {
             Command::Local(command) => command.mistake(),
             Command::Rotate(args) => args.mistake(),
+            Command::Broker(args) => args.mistake(),
             _ => None,
         }
     }
@@ -87,6 +94,7 @@ impl CommandLine for Args {
             Command::Rotate(args) => rotate::run(args),
             Command::Route(args) => fleet::route(&args),
             Command::Fleet(args) => fleet::run(args),
+            Command::Broker(args) => broker::run(args),
             Command::Completions(args) => failure::print(completions::run(&args, visible_commands::<Self>())),
             Command::Man(args) => failure::print(man::run(&args, visible_commands::<Self>())),
             Command::MockEngine(args) => mock_engine::run(args),

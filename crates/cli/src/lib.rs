@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod broker;
 mod completions;
 mod fleet;
 mod man;

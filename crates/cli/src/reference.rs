@@ -75,13 +75,27 @@ const ENVIRONMENT: &[(&str, &str, &str)] = &[
     ),
     ("LD_PRELOAD", "all that use a GPU", "Searched for HAMi's library."),
     ("NAME in `env:NAME`", "`rotate`", "Secret keys, where the configuration says `env:NAME`."),
+    (
+        "POORWILL_BROKER",
+        "`broker`",
+        "Socket of the broker, where no `--socket` is given. Empty: the default.",
+    ),
+    (
+        "POORWILL_LEND",
+        "`rotate`",
+        "`1` has sleeps of engines lend memory; the service sets it where its setting `lend` says so.",
+    ),
     ("POORWILL_ENGINE", "`rotate`", "Set by the service in its engines, to find them again. Do not set it."),
     (
         "POORWILL_HOST_PROCESSES",
         "`hibernate`",
         "Folder where processes of the host device are registered, as by `--processes`.",
     ),
-    ("XDG_RUNTIME_DIR", "`hibernate`", "Folder that has the journal. Default: `/tmp`."),
+    (
+        "XDG_RUNTIME_DIR",
+        "`broker`, `hibernate`",
+        "Folder that has the socket, and the journal. Default: `/tmp`.",
+    ),
     ("TMPDIR", "`demo`, `rotate --demo`", "Folder for temporary files. Default: `/tmp`."),
     (
         "NO_COLOR, CLICOLOR, CLICOLOR_FORCE, TERM",

@@ -16,7 +16,7 @@ use crate::verify::{self, VerifyArgs};
 
 /// The commands that the program `poorwill` has beside these: its services, and what describes all commands.
 pub const SERVICES: &[&str] =
-    &["replay", "rotate", "route", "fleet", "completions", "man", "mock-engine", "reference"];
+    &["replay", "rotate", "route", "fleet", "broker", "completions", "man", "mock-engine", "reference"];
 
 /// A command that needs no service.
 #[derive(Debug, Subcommand)]

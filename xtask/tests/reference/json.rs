@@ -77,6 +77,8 @@ const COMMANDS: &[(&str, &str, Printed)] = &[
     ("fleet status", "", Type("router", "FleetStatus")),
     ("fleet drain", "", Variant("cli", "FleetReply", "Wish")),
     ("fleet pin", "", Variant("cli", "FleetReply", "Wish")),
+    ("broker", "--status", Type("broker", "BrokerStatus")),
+    ("broker", "--give-up", Type("cli", "GiveUpReport")),
 ];
 
 /// The page. A key without a meaning, and a command that is missing, are failures.

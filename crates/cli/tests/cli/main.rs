@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // Helpers are test code, too.
 
 mod book;
+mod broker;
 mod fleet;
 mod json;
 mod kubernetes;
