@@ -48,8 +48,10 @@ fn current(py: Python<'_>) -> PyResult<Arena> {
 #[pyo3(signature = (tag="weights", device=None))]
 fn pool<'py>(py: Python<'py>, tag: &str, device: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
     py.import("poorwill.torch")?;
-    let arena =
-        Bound::new(py, arena(py, device, DEFAULT, None, None, false, None, None, None, None, None, None)?)?;
+    let arena = Bound::new(
+        py,
+        arena(py, device, DEFAULT, None, None, false, None, None, None, None, None, None, None)?,
+    )?;
     Arena::pool(&arena, tag)
 }
 
@@ -58,8 +60,10 @@ fn pool<'py>(py: Python<'py>, tag: &str, device: Option<&Bound<'py, PyAny>>) -> 
 #[pyo3(signature = (device=None))]
 fn graph_pool<'py>(py: Python<'py>, device: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
     py.import("poorwill.torch")?;
-    let arena =
-        Bound::new(py, arena(py, device, DEFAULT, None, None, false, None, None, None, None, None, None)?)?;
+    let arena = Bound::new(
+        py,
+        arena(py, device, DEFAULT, None, None, false, None, None, None, None, None, None, None)?,
+    )?;
     Arena::graph_pool(&arena)
 }
 
@@ -77,7 +81,7 @@ fn prepare_sleep(
 
 /// `Arena.sleep` of the current device.
 #[pyfunction]
-#[pyo3(signature = (level=1, tags=None, *, unused=None, kept=None, keep_awake=None))]
+#[pyo3(signature = (level=1, tags=None, *, unused=None, kept=None, keep_awake=None, lend=None))]
 fn sleep(
     py: Python<'_>,
     level: i64,
@@ -85,8 +89,9 @@ fn sleep(
     unused: Option<&Bound<'_, PyAny>>,
     kept: Option<&Bound<'_, PyAny>>,
     keep_awake: Option<&Bound<'_, PyAny>>,
+    lend: Option<bool>,
 ) -> PyResult<SleepReport> {
-    current(py)?.sleep(py, level, tags, unused, kept, keep_awake, None, None)
+    current(py)?.sleep(py, level, tags, unused, kept, keep_awake, lend, None, None)
 }
 
 /// `Arena.wake` of the current device.

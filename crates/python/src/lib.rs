@@ -18,6 +18,7 @@ mod errors;
 mod exceptions;
 mod hibernate;
 mod interrupt;
+mod lending;
 mod offload;
 mod process;
 mod registry;
@@ -41,6 +42,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     device::register(module)?;
     torch::register(module)?;
     budget::register(module)?;
+    lending::register(module)?;
     decision::register(module)?;
     report::register(module)?;
     arena::register(module)?;

@@ -8,6 +8,7 @@
 //! starts with an empty registry and leaves the parent's alone.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{mem, process};
@@ -15,6 +16,7 @@ use std::{mem, process};
 use poorwill::backup::Compress;
 use poorwill::budget::{Envelope, claim_own};
 use poorwill::disk::DiskConfig;
+use poorwill::lend::Lending;
 use poorwill::{
     Budget, ByteSize, Cap, Claim, Device, DeviceOptions, DeviceSpec, HostMemoryUse, OpenError, Peers,
     PoolConfig, PoolError, Tag, chain,
@@ -116,6 +118,8 @@ pub(crate) struct ArenaOptions {
     pub(crate) keep_backups: Option<bool>,
     pub(crate) compress: Option<Compress>,
     pub(crate) disk: Option<DiskConfig>,
+    /// `Some(None)`: not to lend.
+    pub(crate) lending: Option<Option<Lending>>,
 }
 
 impl ArenaOptions {
@@ -145,6 +149,9 @@ pub(crate) struct Entry {
     cache_limit_bytes: Option<u64>,
     keep_backups: bool,
     compress: Compress,
+    lending: Option<Lending>,
+    /// Whether a broker has refused a sleep's memory before.
+    has_been_refused: AtomicBool,
     opened: Mutex<Option<Arc<Opened>>>,
     slot: Arc<DeviceSlot>,
 }
@@ -241,6 +248,8 @@ impl DeviceSlot {
             cache_limit_bytes: options.cache_limit_bytes,
             keep_backups: options.keeps_backups_on(&device),
             compress: options.compresses(),
+            lending: options.lending.clone().flatten(),
+            has_been_refused: AtomicBool::new(false),
             opened: Mutex::new(Some(opened)),
             slot: Arc::clone(self),
         });
@@ -319,10 +328,14 @@ impl Opened {
             .caching_at_most(options.cache_limit_bytes)
             .keeping_backups(options.keep_backups)
             .compressing(options.compresses());
+        let arena = poorwill::Arena::open_within(device, &envelope, pool)?;
+        if let Some(Some(lending)) = &options.lending {
+            arena.lend_through(lending)?;
+        }
         Ok(Self {
             name: options.name.clone(),
             device: device.clone(),
-            arena: ProcessOwned::new(poorwill::Arena::open_within(device, &envelope, pool)?),
+            arena: ProcessOwned::new(arena),
             is_closed: AtomicBool::new(false),
             margin_bytes: AtomicU64::new(0),
             budget,
@@ -399,6 +412,15 @@ impl Entry {
         self.cache_limit_bytes
     }
 
+    pub(crate) fn lending(&self) -> Option<&Lending> {
+        self.lending.as_ref()
+    }
+
+    /// Whether no broker has refused before. Says so once.
+    pub(crate) fn is_first_refusal(&self) -> bool {
+        !self.has_been_refused.swap(true, Ordering::Relaxed)
+    }
+
     pub(crate) fn is_open(&self) -> bool {
         locked(&self.opened).is_some()
     }
@@ -450,6 +472,17 @@ impl Entry {
         if let Some(requested) = options.compress.filter(|requested| *requested != self.compress) {
             let option = |compress| format!("compress=\"{compress}\"");
             return conflict(option(self.compress), option(requested));
+        }
+        if let Some(requested) = &options.lending {
+            let socket = |lending: &Option<Lending>| lending.as_ref().map(Lending::path);
+            let [was, requested] = [&self.lending, requested].map(socket);
+            let option = |socket: &Option<PathBuf>| match socket {
+                None => "lend=False".to_owned(),
+                Some(socket) => format!("lend=\"{}\"", socket.display()),
+            };
+            if was != requested {
+                return conflict(option(&was), option(&requested));
+            }
         }
         if let Some(requested) =
             options.cache_limit_bytes.filter(|limit| Some(*limit) != self.cache_limit_bytes)

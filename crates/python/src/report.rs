@@ -139,7 +139,15 @@ report! {
             0 => String::new(),
             bytes => format!("; backups took {} of the same memory", ByteSize(bytes)),
         };
-        format!("level {level} of {tags}: {released} released ({how}){shared}, {copied} copied, {:.3} s", it.seconds)
+        let lent = match it.lent_bytes {
+            0 => String::new(),
+            bytes => format!(", {} lent", ByteSize(bytes)),
+        };
+        let resident = match it.resident_bytes {
+            0 => String::new(),
+            bytes => format!(", {} left in place", ByteSize(bytes)),
+        };
+        format!("level {level} of {tags}: {released} released ({how}){shared}{lent}{resident}, {copied} copied, {:.3} s", it.seconds)
     };
     /// Requested level; 2 for a discard.
     level: u8 = |it| it.level.number();
@@ -157,6 +165,12 @@ report! {
     shared_backup_bytes: u64 = |it| it.shared_backup_bytes;
     /// Evidence: "confirmed" by the driver's figure, or only the "ledger" of calls.
     release: String = |it| it.release.name().to_owned();
+    /// Lent instead of released: it stays in use until others need it.
+    lent_bytes: u64 = |it| it.lent_bytes;
+    /// Neither lent nor backed up: volatile bytes that stay in place until others need the memory.
+    resident_bytes: u64 = |it| it.resident_bytes;
+    /// Why nothing was lent, although the call lends; None if nothing refused.
+    lend_refused: Option<String> = |it| it.lend_refused.clone();
     /// Copied to host memory.
     copied_bytes: u64 = |it| it.copied_bytes;
     /// Written there for them: less where they are stored as codes.
@@ -203,7 +217,11 @@ report! {
     WakeReport of poorwill::WakeReport, shown by |it| {
         let [mapped, copied, verified] = [it.mapped_bytes, it.copied_bytes, it.verified_bytes].map(ByteSize);
         let (tags, seconds) = (listed(&it.tags), it.seconds);
-        format!("of {tags}: {mapped} mapped, {copied} copied, {verified} verified, {seconds:.3} s")
+        let returned = match it.returned_bytes {
+            0 => String::new(),
+            bytes => format!("{} returned, ", ByteSize(bytes)),
+        };
+        format!("of {tags}: {mapped} mapped, {returned}{copied} copied, {verified} verified, {seconds:.3} s")
     };
     /// Tags that this call woke.
     tags: Vec<String> = |it| names(&it.tags);
@@ -213,6 +231,8 @@ report! {
     seconds: f64 = |it| it.seconds;
     /// Memory mapped at its addresses again.
     mapped_bytes: u64 = |it| it.mapped_bytes;
+    /// Lent by the sleep or left in place, and still there: not copied.
+    returned_bytes: u64 = |it| it.returned_bytes;
     /// Copied from host memory.
     copied_bytes: u64 = |it| it.copied_bytes;
     /// Read there for them: less where these are codes.
@@ -306,6 +326,10 @@ report! {
     cached_bytes: u64 = |it| it.cached_bytes;
     /// Part of `cached_bytes` whose release the driver refused so far.
     deferred_release_bytes: u64 = |it| it.deferred_release_bytes;
+    /// Lent by sleeps: not held, and in use until others need it.
+    lent_bytes: u64 = |it| it.lent_bytes;
+    /// Part of `mapped_bytes` that sleeps without a backup, until others need it.
+    resident_bytes: u64 = |it| it.resident_bytes;
     /// Address space.
     reserved_bytes: u64 = |it| it.reserved_bytes;
     /// Host memory of backups.

@@ -58,6 +58,7 @@ __all__ = [
     "estimate_chunk_fwd_o",
     "estimate_chunk_gated_delta_rule_fwd_h",
     "estimate_matmul",
+    "free_lent",
     "graph_pool",
     "hibernate",
     "hibernation",
@@ -388,6 +389,7 @@ def arena(
     disk: str | PathLike[str] | None = None,
     disk_limit: int | str | None = None,
     cache_limit: int | str | None = None,
+    lend: bool | str | PathLike[str] | None = None,
 ) -> Arena:
     """Opens an arena, or finds the open one: device memory that can sleep and wake.
 
@@ -417,8 +419,12 @@ def arena(
     `compress` says whether backups are stored as codes, which saves three tenths of bf16 weights. It is
     "auto" (where the device encodes faster than its link), "off" or "always". None means "auto".
 
+    With `lend`, sleeps lend memory instead of releasing it. It stays on the device until another process
+    needs it, and a wake copies only what is gone. `lend` is True, or the path of a broker's socket. True
+    means the one that POORWILL_BROKER names, or the user's. A broker that is not there is started.
+
     Raises BudgetError for a limit that does not fit, or for an unknown budget. Raises PoorwillError where
-    the device cannot be opened, or is open with other options.
+    the device cannot be opened, cannot lend, or is open with other options.
     """
 
 @final
@@ -463,6 +469,7 @@ class Arena:
         unused: Iterable[tuple[int, int]] | None = None,
         kept: Iterable[tuple[int, int]] | None = None,
         keep_awake: _Tags | None = None,
+        lend: bool | None = None,
         decision: Decision | None = None,
         undo_after: float | None = None,
     ) -> SleepReport:
@@ -477,12 +484,16 @@ class Arena:
         `kept` has such pairs, too: memory whose bytes come back although the level drops their tag. The tags
         of `keep_awake` do not sleep.
 
+        `lend` says whether the memory is lent instead of released, by default as the arena was opened.
+        Backups are made in either case. Where a broker refuses, it is released, and the first time warned of.
+
         With a `decision`, all ranks that share it sleep, or none. Once this one is ready, it waits for the
         others for `undo_after` seconds, by default 300. Then it sleeps, or is as it was.
 
         Raises TagError for an unknown tag or one whose bytes are undefined, and SleepError when the sleep
-        failed. Raises UndoneError where another rank could not sleep, or was not heard of in time. What the
-        handler of a signal raises, as for Ctrl-C, ends the call: the tags are as before, or done in time.
+        failed. Raises PoorwillError for `lend` in an arena that was opened without. Raises UndoneError where
+        another rank could not sleep, or was not heard of in time. What the handler of a signal raises, as for
+        Ctrl-C, ends the call: the tags are as before, or done in time.
         """
     def wake(
         self,
@@ -607,9 +618,9 @@ class Arena:
 
         `level1` and `level2` choose "backup" or "drop" for such a sleep. `dropped` memory wakes as "zeros" or
         "undefined". `changes` are "compared" (unknown), "immutable" (promised; only a sample is compared) or
-        "volatile" (always copied). `backups` are "compact" (as codes where the arena
-        compresses) or "viewable" (each block raw, at one host address); best declared before the first
-        allocation, too. Omitted options keep the tag's defaults.
+        "volatile" (always copied; by a sleep that lends, only once others need the memory). `backups` are
+        "compact" (as codes where the arena compresses) or "viewable" (each block raw, at one host address);
+        best declared before the first allocation, too. Omitted options keep the tag's defaults.
 
         Raises TagError when the tag is in use, or declared, with another policy.
         """
@@ -846,6 +857,15 @@ class SleepReport:
     def release(self) -> Literal["confirmed", "ledger", "shortfall"]:
         """Evidence: "confirmed" by the driver's figure, or only the "ledger" of calls."""
     @property
+    def lent_bytes(self) -> int:
+        """Lent instead of released: it stays in use until others need it."""
+    @property
+    def resident_bytes(self) -> int:
+        """Neither lent nor backed up: volatile bytes that stay in place until others need the memory."""
+    @property
+    def lend_refused(self) -> str | None:
+        """Why nothing was lent, although the call lends; None if nothing refused."""
+    @property
     def copied_bytes(self) -> int:
         """Copied to host memory."""
     @property
@@ -918,6 +938,9 @@ class WakeReport:
     @property
     def mapped_bytes(self) -> int:
         """Memory mapped at its addresses again."""
+    @property
+    def returned_bytes(self) -> int:
+        """Lent by the sleep or left in place, and still there: not copied."""
     @property
     def copied_bytes(self) -> int:
         """Copied from host memory."""
@@ -1041,6 +1064,12 @@ class Stats:
     @property
     def deferred_release_bytes(self) -> int:
         """Part of `cached_bytes` whose release the driver refused so far."""
+    @property
+    def lent_bytes(self) -> int:
+        """Lent by sleeps: not held, and in use until others need it."""
+    @property
+    def resident_bytes(self) -> int:
+        """Part of `mapped_bytes` that sleeps without a backup, until others need it."""
     @property
     def reserved_bytes(self) -> int:
         """Address space."""
@@ -1272,6 +1301,7 @@ def sleep(
     unused: Iterable[tuple[int, int]] | None = None,
     kept: Iterable[tuple[int, int]] | None = None,
     keep_awake: _Tags | None = None,
+    lend: bool | None = None,
 ) -> SleepReport:
     """`Arena.sleep` of the current device."""
 
@@ -1301,6 +1331,20 @@ def trim() -> int:
 
 def drop_backups(tags: _Tags | None = None) -> int:
     """`Arena.drop_backups` of the current device."""
+
+def free_lent(
+    device: _Device | None = None,
+    *,
+    socket: str | PathLike[str] | None = None,
+    timeout: float | None = None,
+) -> int:
+    """Has all that processes lend on a device given up, for a program that goes by free memory.
+
+    Returns the bytes. `socket` is the path of the broker's socket, by default POORWILL_BROKER's or the usual
+    one. Without a broker it is 0. Owners that have to make backups first get `timeout` seconds.
+
+    Raises PoorwillError for a broker that does not answer, and for a device that cannot be opened.
+    """
 
 def torch_allocator(arena: Arena, tag: str) -> tuple[int, int]:
     """Addresses of two C functions, alloc and free, for segments of a tag of an arena.

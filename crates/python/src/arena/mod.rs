@@ -21,6 +21,7 @@ use crate::decision::{Decision, Group};
 use crate::device;
 use crate::errors::{failed, invalid};
 use crate::interrupt::interruptible;
+use crate::lending;
 use crate::process::ProcessLocal;
 use crate::registry::{self, ArenaError, ArenaOptions, Entry, Opened};
 use crate::report::{self, LostRange, SleepReport, Stats, WakeReport};
@@ -78,12 +79,16 @@ pub(crate) const DEFAULT: &str = "default";
 /// `compress` says whether backups are stored as codes, which saves three tenths of bf16 weights. It is
 /// "auto" (where the device encodes faster than its link), "off" or "always". None means "auto".
 ///
+/// With `lend`, sleeps lend memory instead of releasing it. It stays on the device until another process needs
+/// it, and a wake copies only what is gone. `lend` is True, or the path of a broker's socket. True means the one
+/// that POORWILL_BROKER names, or the user's. A broker that is not there is started.
+///
 /// Raises BudgetError for a limit that does not fit, or for an unknown budget. Raises PoorwillError where the
-/// device cannot be opened, or is open with other options.
+/// device cannot be opened, cannot lend, or is open with other options.
 #[pyfunction]
 #[pyo3(signature = (
     device=None, name="default", *, limit=None, host_limit=None, pageable=false, peers=None, keep_backups=None,
-    compress=None, disk=None, disk_limit=None, cache_limit=None
+    compress=None, disk=None, disk_limit=None, cache_limit=None, lend=None
 ))]
 #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
 pub(crate) fn arena(
@@ -99,6 +104,7 @@ pub(crate) fn arena(
     disk: Option<PathBuf>,
     disk_limit: Option<&Bound<'_, PyAny>>,
     cache_limit: Option<&Bound<'_, PyAny>>,
+    lend: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Arena> {
     if Tag::new(name).is_err() {
         return Err(invalid(format!(
@@ -120,6 +126,7 @@ pub(crate) fn arena(
         ));
     }
     let disk = disk.map(|folder| DiskConfig::in_folder(folder).limited_to(disk_limit_bytes));
+    let lending = lend.map(|lend| lending::asked(lend, name)).transpose()?;
     let name = name.to_owned();
     let options = ArenaOptions {
         device: spec,
@@ -132,6 +139,7 @@ pub(crate) fn arena(
         keep_backups,
         compress,
         disk,
+        lending,
     };
     torch::drop_closed(py);
     registry::open(py, &options).map(Arena::new)
@@ -258,14 +266,17 @@ impl Arena {
     /// `kept` has such pairs, too: memory whose bytes come back although the level drops their tag. The tags
     /// of `keep_awake` do not sleep.
     ///
+    /// `lend` says whether the memory is lent instead of released, by default as the arena was opened. Backups are
+    /// made in either case. Where a broker refuses, it is released, and the first time warned of.
+    ///
     /// With a `decision`, all ranks that share it sleep, or none. Once this one is ready, it waits for the
     /// others for `undo_after` seconds, by default 300. Then it sleeps, or is as it was.
     ///
     /// Raises TagError for an unknown tag or one whose bytes are undefined, and SleepError when the sleep
-    /// failed. Raises UndoneError where another rank could not sleep, or was not heard of in time. What the
+    /// failed. Raises PoorwillError for `lend` in an arena that was opened without. Raises UndoneError where another rank could not sleep, or was not heard of in time. What the
     /// handler of a signal raises, as for Ctrl-C, ends the call: the tags are as before, or done in time.
     #[pyo3(signature = (
-        level=1, tags=None, *, unused=None, kept=None, keep_awake=None, decision=None, undo_after=None
+        level=1, tags=None, *, unused=None, kept=None, keep_awake=None, lend=None, decision=None, undo_after=None
     ))]
     #[allow(clippy::too_many_arguments)] // Python names them.
     pub(crate) fn sleep(
@@ -276,6 +287,7 @@ impl Arena {
         unused: Option<&Bound<'_, PyAny>>,
         kept: Option<&Bound<'_, PyAny>>,
         keep_awake: Option<&Bound<'_, PyAny>>,
+        lend: Option<bool>,
         decision: Option<Bound<'_, Decision>>,
         undo_after: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<SleepReport> {
@@ -284,13 +296,16 @@ impl Arena {
             let request = request::sleep(level, tags, keep_awake)?;
             let request = request.without(request::ranges("unused", unused)?);
             let request = request.keeping(request::ranges("kept", kept)?);
+            let request = if lending::lends(self.entry.get()?, lend)? { request.lending() } else { request };
             let act = |arena: &poorwill::Arena| match &group {
                 None => arena.sleep(&request),
                 Some(group) => group.sleep(arena, &request),
             };
             self.settled(py, act)
         };
-        Group::carried_out(py, group.as_ref(), slept()).map(SleepReport::from)
+        let report = Group::carried_out(py, group.as_ref(), slept())?;
+        lending::warn_of_refusal(py, self.entry.get()?, report.lend_refused.as_deref())?;
+        Ok(report.into())
     }
 
     /// Wakes tags: the same bytes at the same addresses, or dropped memory by the tag's policy.
@@ -497,9 +512,9 @@ impl Arena {
     ///
     /// `level1` and `level2` choose "backup" or "drop" for such a sleep. `dropped` memory wakes as "zeros" or
     /// "undefined". `changes` are "compared" (unknown), "immutable" (promised; only a sample is compared) or
-    /// "volatile" (always copied). `backups` are "compact" (as codes where the arena
-    /// compresses) or "viewable" (each block raw, at one host address); best declared before the first
-    /// allocation, too. Omitted options keep the tag's defaults.
+    /// "volatile" (always copied; by a sleep that lends, only once others need the memory). `backups` are
+    /// "compact" (as codes where the arena compresses) or "viewable" (each block raw, at one host address);
+    /// best declared before the first allocation, too. Omitted options keep the tag's defaults.
     ///
     /// Raises TagError when the tag is in use, or declared, with another policy.
     #[pyo3(signature = (tag, *, level1=None, level2=None, dropped=None, changes=None, backups=None))]

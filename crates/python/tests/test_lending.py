@@ -1,0 +1,237 @@
+"""Arenas that lend what sleeps, at a broker in a process of its own, on a device that processes share."""
+
+import signal
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import poorwill
+import pytest
+from helpers import MIB, assert_restored, filled, run
+from lent_places import end_broker
+from poorwill import _native
+
+SIZE = 16 * MIB
+DEVICE_BYTES = 64 * MIB
+
+
+class Place:
+    """A folder with the socket of a broker, and a device of all processes that know the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.socket = str(folder / "broker.sock")
+        (folder / "device").mkdir()
+        self.device = f"host:{DEVICE_BYTES}@{folder / 'device'}"
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-B", "-m", "poorwill", "broker", "--socket", self.socket]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == f"serving at {self.socket}\n"
+
+    def end(self, by: int = signal.SIGKILL) -> None:
+        if self._process is not None:
+            self._process.send_signal(by)
+            self._process.communicate()
+            self._process = None
+
+    def arena(self, lend: bool | str | None = None) -> poorwill.Arena:
+        return poorwill.arena(
+            self.device, "lending", limit=DEVICE_BYTES, lend=self.socket if lend is None else lend
+        )
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    # The path of a socket has 107 letters at most.
+    with tempfile.TemporaryDirectory() as folder:
+        made = Place(Path(folder))
+        yield made
+        made.end()
+
+
+@pytest.fixture
+def lending(place: Place) -> Iterator[poorwill.Arena]:
+    """An arena that lends at a broker that runs."""
+    place.start()
+    with place.arena() as opened:
+        yield opened
+
+
+def test_what_is_lent_comes_back_without_a_copy(lending: poorwill.Arena) -> None:
+    weights = filled(lending, "weights", SIZE)
+    expected = weights.copy()
+    for _ in range(2):
+        asleep = lending.sleep()
+        assert (asleep.lent_bytes, asleep.released_bytes, asleep.lend_refused) == (SIZE, 0, None)
+        assert lending.stats().lent_bytes == SIZE
+        assert "16 MiB lent" in repr(asleep)
+        woken = lending.wake(verify="all")
+        assert (woken.returned_bytes, woken.copied_bytes) == (SIZE, 0)
+        assert "16 MiB returned" in repr(woken)
+        assert lending.stats().lent_bytes == 0
+        assert (weights == expected).all()
+    for report in (asleep, woken, lending.stats()):
+        assert_restored(report)
+
+
+def test_one_sleep_may_release_and_a_later_one_lends(lending: poorwill.Arena) -> None:
+    weights = filled(lending, "weights", SIZE)
+    expected = weights.copy()
+    asleep = lending.sleep(lend=False)
+    assert (asleep.lent_bytes, asleep.released_bytes) == (0, SIZE)
+    assert lending.wake().returned_bytes == 0
+    assert lending.sleep(lend=True).lent_bytes == SIZE
+    # What is lent already is released by a sleep that says so.
+    assert lending.sleep(lend=False).released_bytes == SIZE
+    assert lending.wake().copied_bytes == SIZE
+    assert (weights == expected).all()
+
+
+def test_bytes_that_always_change_stay_until_others_need_the_memory(
+    place: Place, lending: poorwill.Arena
+) -> None:
+    lending.declare("optimizer", changes="volatile")
+    optimizer = filled(lending, "optimizer", SIZE)
+    expected = optimizer.copy()
+    for is_asked in (False, True):
+        asleep = lending.sleep()
+        assert (asleep.resident_bytes, asleep.lent_bytes, asleep.copied_bytes) == (SIZE, 0, 0)
+        assert "16 MiB left in place" in repr(asleep)
+        assert lending.stats().resident_bytes == SIZE
+        if is_asked:
+            free = f"print(_native.free_lent({place.device!r}, socket={place.socket!r}, timeout=600))"
+            assert run(free) == f"{SIZE}\n"
+            assert lending.stats().resident_bytes == 0
+        woken = lending.wake()
+        assert (woken.returned_bytes, woken.copied_bytes) == ((0, SIZE) if is_asked else (SIZE, 0))
+        assert (optimizer == expected).all()
+
+
+TAKER = """
+import sys, poorwill
+device, limit, socket = sys.argv[1:]
+with poorwill.arena(device, limit=limit, lend=socket) as arena:
+    print("open", flush=True)
+    blocks = [arena.empty(int(size)) for size in sys.stdin.readline().split()]
+    print(arena.stats().mapped_bytes)
+"""
+
+
+@pytest.mark.parametrize(("blocks", "left"), [(2, 2), (3, 1), (4, 0)])
+def test_another_process_takes_what_it_lacks(
+    place: Place, lending: poorwill.Arena, blocks: int, left: int
+) -> None:
+    # While it opens its arena, all of the device is free.
+    command = [sys.executable, "-B", "-c", TAKER, place.device, str(DEVICE_BYTES), place.socket]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as taker:
+        assert taker.stdout is not None
+        assert taker.stdout.readline() == "open\n"
+        arrays = {tag: filled(lending, tag, SIZE) for tag in ("weights", "runtime")}
+        expected = {tag: array.copy() for tag, array in arrays.items()}
+        assert lending.sleep().lent_bytes == 2 * SIZE
+        taken, _ = taker.communicate(f"{SIZE} " * blocks)
+        assert taken == f"{blocks * SIZE}\n"
+    woken = lending.wake(verify="all")
+    assert (woken.returned_bytes, woken.copied_bytes) == (left * SIZE, (2 - left) * SIZE)
+    assert all((arrays[tag] == expected[tag]).all() for tag in arrays)
+
+
+def test_a_broker_that_is_killed_costs_copies_only(place: Place, lending: poorwill.Arena) -> None:
+    weights = filled(lending, "weights", SIZE)
+    expected = weights.copy()
+    assert lending.sleep().lent_bytes == SIZE
+    place.end()
+    woken = lending.wake(verify="all")
+    assert (woken.returned_bytes, woken.copied_bytes) == (0, SIZE)
+    assert (weights == expected).all()
+    # The next one begins a broker of its own.
+    assert lending.sleep().lent_bytes == SIZE
+    end_broker(place.socket)
+    assert lending.wake(verify="all").copied_bytes == SIZE
+    assert (weights == expected).all()
+
+
+def test_a_broker_that_is_not_there_is_started(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POORWILL_BROKER", place.socket)
+    with place.arena(lend=True) as arena:
+        weights = filled(arena, "weights", SIZE)
+        expected = weights.copy()
+        assert arena.sleep().lent_bytes == SIZE
+        # It is the one at the path of the environment.
+        assert _native.free_lent(place.device) == SIZE
+        assert arena.wake().copied_bytes == SIZE
+        assert (weights == expected).all()
+    end_broker(place.socket)
+
+
+def test_lent_memory_is_freed_for_who_goes_by_free_memory(place: Place, lending: poorwill.Arena) -> None:
+    weights = filled(lending, "weights", SIZE)
+    expected = weights.copy()
+    free = "print(_native.free_lent({!r}, socket={!r}, timeout=1))"
+    assert run(free.format(place.device, place.socket)) == "0\n"
+    lending.sleep()
+    assert run(free.format(place.device, f"{place.socket}.none")) == "0\n"
+    assert run(free.format(f"host:{DEVICE_BYTES}", place.socket)) == "0\n"
+    assert run(free.format(place.device, place.socket)) == f"{SIZE}\n"
+    assert lending.wake().returned_bytes == 0
+    assert (weights == expected).all()
+
+
+def test_an_arena_that_does_not_lend_says_so(arena: poorwill.Arena) -> None:
+    weights = filled(arena, "weights", SIZE)
+    with pytest.raises(poorwill.PoorwillError, match=r"opened without `lend`.*lend=True"):
+        arena.sleep(lend=True)
+    assert arena.state() == {"weights": "awake"}
+    assert arena.sleep(lend=False).released_bytes == SIZE
+    arena.wake()
+    assert weights.any()
+
+
+def test_a_broker_that_cannot_be_had_is_warned_of_once(place: Place) -> None:
+    nowhere = f"{place.folder}/not/there/broker.sock"
+    with place.arena(lend=nowhere) as arena:
+        weights = filled(arena, "weights", SIZE)
+        expected = weights.copy()
+        with pytest.warns(RuntimeWarning, match="released what it was to lend") as warned:
+            asleep = arena.sleep()
+        assert nowhere in str(warned[0].message)
+        assert warned[0].filename == __file__
+        assert (asleep.released_bytes, asleep.lent_bytes) == (SIZE, 0)
+        assert nowhere in (asleep.lend_refused or "")
+        arena.wake()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert arena.sleep().lend_refused is not None
+        arena.wake()
+        assert (weights == expected).all()
+
+
+def test_a_sleep_is_reported_also_where_warnings_are_errors(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda lost: raised.append(lost.exc_value))
+    with place.arena(lend=f"{place.folder}/not/there/broker.sock") as arena:
+        filled(arena, "weights", SIZE)
+        assert arena.sleep().released_bytes == SIZE
+    assert [type(error) for error in raised] == [RuntimeWarning]
+
+
+def test_options_of_an_open_arena_have_to_agree(place: Place, lending: poorwill.Arena) -> None:
+    assert place.arena() == lending
+    assert poorwill.arena(place.device, "lending") == lending
+    for other in (False, f"{place.socket}.other"):
+        with pytest.raises(poorwill.PoorwillError, match=r"is open with lend=\".*broker.sock\", and lend="):
+            place.arena(lend=other)
+
+
+@pytest.mark.parametrize(("lend", "error"), [(3, TypeError), (b"", TypeError), ("", ValueError)])
+def test_what_names_no_broker_is_refused(place: Place, lend: str, error: type[Exception]) -> None:
+    with pytest.raises(error, match="lend is True, False, or the path of a broker's socket"):
+        place.arena(lend=lend)
