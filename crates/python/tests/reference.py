@@ -76,6 +76,7 @@ KINDS = {
     "_compress": ("choice", "`auto`, `off`, `always`", ""),
     "_after_level2": ("choice", "`refuse`, `serve`", ""),
     "_folder": ("path", "a folder on a local disk", ""),
+    "_path": ("path", "a socket in a folder of this user alone", ""),
     "record_folder": ("path", "a folder, made if it is not there", ""),
     "_bytes": ("size", "like `64GiB`, or a number", "bytes"),
     "triton_shared_memory_bytes": ("size", "above 0, like `99KiB`, or a number", "bytes"),

@@ -12,7 +12,7 @@ import poorwill
 import pytest
 from helpers import MIB, assert_restored, filled, run
 from lent_places import end_broker
-from poorwill import _native
+from poorwill import _environment, _native
 
 SIZE = 16 * MIB
 DEVICE_BYTES = 64 * MIB
@@ -158,7 +158,7 @@ def test_a_broker_that_is_killed_costs_copies_only(place: Place, lending: poorwi
 
 
 def test_a_broker_that_is_not_there_is_started(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POORWILL_BROKER", place.socket)
+    monkeypatch.setenv(_environment.BROKER, place.socket)
     with place.arena(lend=True) as arena:
         weights = filled(arena, "weights", SIZE)
         expected = weights.copy()
@@ -235,3 +235,42 @@ def test_options_of_an_open_arena_have_to_agree(place: Place, lending: poorwill.
 def test_what_names_no_broker_is_refused(place: Place, lend: str, error: type[Exception]) -> None:
     with pytest.raises(error, match="lend is True, False, or the path of a broker's socket"):
         place.arena(lend=lend)
+
+
+def test_engines_lend_as_their_environment_says() -> None:
+    lending = _environment.lending
+    assert [lending({}), lending({"POORWILL_LEND": "0", "POORWILL_BROKER": "/a"})] == [None, None]
+    assert lending({"POORWILL_LEND": "1"}) is True
+    assert lending({"POORWILL_LEND": "1", "POORWILL_BROKER": " "}) is True
+    assert lending({"POORWILL_LEND": "1", "POORWILL_BROKER": "/a"}) == "/a"
+    with pytest.raises(ValueError, match="POORWILL_LEND='yes' is neither 0 nor 1"):
+        lending({"POORWILL_LEND": "yes"})
+
+
+SAVER = """
+import fake_torch
+fake_torch.install(fake_torch.Driver())
+import torch
+from poorwill.compat.torch_memory_saver import torch_memory_saver as saver
+
+with saver.region("weights", enable_cpu_backup=True):
+    weights = torch.empty({size}, dtype=torch.uint8, device="cuda").fill_(5)
+saver.pause("weights")
+[paused] = saver.last_report()
+saver.resume("weights")
+[resumed] = saver.last_report()
+assert torch.equal(weights, torch.empty_like(weights).fill_(5))
+print(paused["lent_bytes"], paused["released_bytes"], resumed["returned_bytes"], resumed["copied_bytes"])
+"""
+
+
+@pytest.mark.parametrize("lends", [True, False])
+def test_the_memory_saver_lends_as_its_environment_says(
+    place: Place, fake: dict[str, str], lends: bool
+) -> None:
+    place.start()
+    shared = place.folder / "gpus"
+    shared.mkdir()
+    settings = {"POORWILL_FAKE_CUDA_SHARED": str(shared), "POORWILL_LEND": str(int(lends))}
+    said = run(SAVER.format(size=SIZE), **fake, **settings, POORWILL_BROKER=place.socket)
+    assert said == (f"{SIZE} 0 {SIZE} 0\n" if lends else f"0 {SIZE} 0 {SIZE}\n")

@@ -51,6 +51,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Metric]]:
 
 def event(operation: str, **others: Any) -> dict[str, Any]:
     reported = {"seconds": 0.5, "copied_bytes": 7, "skipped_bytes": 3, "released_bytes": 9}
+    reported |= {"lent_bytes": 0, "returned_bytes": 0}
     return {"operation": operation, **reported, "release": None, "error": None, **others}
 
 
@@ -67,13 +68,16 @@ def status(
 
 
 def test_each_figure_has_its_collector(registry: dict[str, Metric]) -> None:
-    _metrics.record([status(event("sleep", release="confirmed"), event("wake", seconds=0.25))])
+    slept = event("sleep", release="confirmed", lent_bytes=6)
+    _metrics.record([status(slept, event("wake", seconds=0.25, returned_bytes=5))])
     reported = {name: metric.reported for name, metric in registry.items()}
     sleep, wake = ("sleep", "0", "0"), ("wake", "0", "0")
     assert reported == {
         "poorwill_operation_seconds": {sleep: [0.5], wake: [0.25]},
         "poorwill_copied_bytes_total": {sleep: [7], wake: [7]},
         "poorwill_skipped_bytes_total": {sleep: [3], wake: [3]},
+        "poorwill_lent_bytes_total": {sleep: [6], wake: [0]},
+        "poorwill_returned_bytes_total": {sleep: [0], wake: [5]},
         "poorwill_shortfalls_total": {sleep: [0], wake: [0]},
         "poorwill_failures_total": {sleep: [0], wake: [0]},
         "poorwill_host_bytes": {("0", "0"): [100]},
@@ -124,6 +128,8 @@ def test_unaccounted_memory_of_the_last_sleep_is_kept() -> None:
         "copied_bytes": 0,
         "unchanged_bytes": 0,
         "released_bytes": 1,
+        "lent_bytes": 0,
+        "lend_refused": None,
         "release": "confirmed",
         "kept_bytes": 0,
     }

@@ -33,6 +33,7 @@ VARIABLES = (
     *("POORWILL_RANKS_TIMEOUT", "POORWILL_RANKS_FOLDER", "POORWILL_KEEP_AWAKE", "POORWILL_CACHE_LIMIT"),
     *("POORWILL_DISK", "POORWILL_DISK_LIMIT", "POORWILL_COMPRESS", "POORWILL_TRITON"),
     *("POORWILL_TRITON_SHARED_MEMORY", "POORWILL_GRAPHS", "POORWILL_RECORD"),
+    *("POORWILL_LEND", "POORWILL_BROKER"),
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"),
 )
 
@@ -87,6 +88,8 @@ def test_without_settings_everything_has_a_default() -> None:
         ("PAGEABLE", "1", "pageable", True),
         ("PREPARE", "0", "prepare", False),
         ("GRAPHS", "0", "graphs", False),
+        ("LEND", "1", "lend", True),
+        ("BROKER", "/no/such/broker.sock", "broker", "/no/such/broker.sock"),
         ("KEEP_BACKUPS", "0", "keep_backups", False),
         ("KEEP_BACKUPS", "1", "keep_backups", True),
         ("KEEP_AWAKE", "weights", "keep_awake", ("weights",)),
@@ -123,6 +126,7 @@ def test_a_disk_has_a_limit() -> None:
         ("PAGEABLE", "true", "neither 0 nor 1"),
         ("PREPARE", "off", "neither 0 nor 1"),
         ("GRAPHS", "no", "neither 0 nor 1"),
+        ("LEND", "/a", "neither 0 nor 1"),
         ("KEEP_BACKUPS", "no", "neither 0 nor 1"),
         ("KEEP_AWAKE", "1", "names 1, which is no tag of vLLM's: there are cudagraph, default, kv_cache"),
         ("KEEP_AWAKE", "weights,Weights,kv", "names Weights, kv, which"),

@@ -3,6 +3,7 @@ PyTorch itself, and on a GPU.
 """
 
 import os
+from pathlib import Path
 
 import pytest
 from helpers import nvml_beside, run
@@ -18,7 +19,7 @@ OTHERS = [version for version in played() if version not in RUN]
 SUITES = (
     *("vllm_worker_suite", "vllm_unwritten_suite", "vllm_ends_suite", "vllm_allocator_suite"),
     *("vllm_hidden_suite", "vllm_budget_suite", "vllm_graphs_suite", "vllm_connectors_suite"),
-    *("vllm_record_suite", "vllm_reports_suite"),
+    *("vllm_record_suite", "vllm_reports_suite", "vllm_lending_suite"),
     *("vllm_starts_suite", "vllm_others_suite"),
     "vllm_unified_suite",
 )
@@ -29,6 +30,7 @@ QUICK = {
     ("vllm_hidden_suite", RUN[-1]),
     ("vllm_allocator_suite", RUN[-1]),
     ("vllm_unified_suite", RUN[-1]),
+    ("vllm_lending_suite", RUN[-1]),
     ("vllm_ends_suite", RUN[0]),
     ("vllm_connectors_suite", RUN[0]),
     *((suite, version) for suite in ("vllm_starts_suite", "vllm_others_suite") for version in RUN),
@@ -55,6 +57,10 @@ def test_a_worker_over_the_fakes(
         fake = {**fake, **nvml_beside(fake)}
     if suite == "vllm_unified_suite":
         fake = {**fake, "POORWILL_FAKE_CUDA_SIMULATE": "0:integrated=1,0:capability=12.1"}
+    if suite == "vllm_lending_suite":
+        shared = Path(fake["LD_LIBRARY_PATH"]) / "shared"
+        shared.mkdir()
+        fake = {**fake, "POORWILL_FAKE_CUDA_SHARED": str(shared)}
     # A process can have only so many arenas with tags.
     run_suite(subtests, [suite], *FAKES, "-p", "vllm_engines", "-k", version, environment=fake)
 

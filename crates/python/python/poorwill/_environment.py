@@ -8,6 +8,10 @@ SLEEP_MODE = "POORWILL_SLEEP_MODE"
 WAKE_TIMEOUT = "POORWILL_WAKE_TIMEOUT"
 """How long a wake waits for memory that another process is about to release."""
 WAKE_TIMEOUT_S = 2.0
+LEND = "POORWILL_LEND"
+"""Whether memory that sleeps is lent instead of released."""
+BROKER = "POORWILL_BROKER"
+"""The socket of the broker at which it is."""
 
 
 def wants_sleep_mode(environ: Mapping[str, str] | None = None) -> bool:
@@ -18,6 +22,12 @@ def wants_sleep_mode(environ: Mapping[str, str] | None = None) -> bool:
 def wake_timeout_s(environ: Mapping[str, str] | None = None) -> float:
     """How long a wake waits for memory; 0 for not at all."""
     return seconds(os.environ if environ is None else environ, WAKE_TIMEOUT, WAKE_TIMEOUT_S)
+
+
+def lending(environ: Mapping[str, str] | None = None) -> bool | str | None:
+    """What `poorwill.arena` is given as `lend`."""
+    given = os.environ if environ is None else environ
+    return (path(given, BROKER) or True) if switch(given, LEND, False) else None
 
 
 def switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
@@ -34,6 +44,11 @@ def choice(environ: Mapping[str, str], name: str) -> bool | None:
     if text not in ("0", "1"):
         raise ValueError(f"{name}={text!r} is neither 0 nor 1")
     return text == "1"
+
+
+def path(environ: Mapping[str, str], name: str) -> str | None:
+    """A variable with a path, which need not be there."""
+    return environ.get(name, "").strip() or None
 
 
 def folder(environ: Mapping[str, str], name: str) -> str | None:

@@ -69,6 +69,8 @@ class Worker:
                 "copied_bytes": copied,
                 "skipped_bytes": 10,
                 "released_bytes": 100,
+                "lent_bytes": 0,
+                "returned_bytes": 0,
                 "release": "confirmed" if operation == "sleep" and error is None else None,
                 "error": error,
             }

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from poorwill import _cache
+from poorwill._environment import BROKER as BROKER
+from poorwill._environment import LEND as LEND
 from poorwill._environment import SLEEP_MODE as SLEEP_MODE
 from poorwill._environment import WAKE_TIMEOUT as WAKE_TIMEOUT
 from poorwill._environment import WAKE_TIMEOUT_S
 from poorwill._environment import choice as _choice
 from poorwill._environment import folder as _folder
+from poorwill._environment import path as _path
 from poorwill._environment import seconds as _seconds
 from poorwill._environment import switch as _switch
 from poorwill._environment import wants_sleep_mode as wants_sleep_mode
@@ -69,6 +72,10 @@ class Environment:
     """Where backups go that host memory cannot hold"""
     disk_limit_bytes: int | None = None
     """What they may take there, for each GPU"""
+    lend: bool = False
+    """Whether sleeps lend memory: it stays on the GPU until another process needs it"""
+    broker: str | None = None
+    """The broker at which they do; by default the user's own"""
     graphs: bool = True
     """Whether CUDA graphs sleep on one GPU, from 0.32 on; `0`: only with `--sleep-mode-offload-cudagraph`"""
     wake_timeout_s: float = WAKE_TIMEOUT_S
@@ -85,6 +92,10 @@ class Environment:
     """Upper bound of a thread block's shared memory for that, where the GPU has more."""
     record: str | None = None
     """Where each rank writes what its start allocates: `rank0.pickle` and the like, for `poorwill replay`"""
+
+    def lending(self) -> bool | str | None:
+        """What `poorwill.arena` is given as `lend`."""
+        return (self.broker or True) if self.lend else None
 
 
 def read(environ: Mapping[str, str] | None = None) -> Environment:
@@ -109,6 +120,8 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         compress=_compress(given),
         disk=_folder(given, DISK),
         disk_limit_bytes=_bytes(given, DISK_LIMIT),
+        lend=_switch(given, LEND, default.lend),
+        broker=_path(given, BROKER),
         graphs=_switch(given, GRAPHS, default.graphs),
         wake_timeout_s=_seconds(given, WAKE_TIMEOUT, default.wake_timeout_s),
         ranks_timeout_s=_seconds(given, RANKS_TIMEOUT, default.ranks_timeout_s),

@@ -21,6 +21,9 @@ class Event:
             "copied_bytes": 0,
             "skipped_bytes": 0,
             "released_bytes": 0,
+            "lent_bytes": 0,
+            "lend_refused": None,
+            "returned_bytes": 0,
             "kept_at_level2_bytes": 0,
             "release": None,
             "unaccounted_bytes": None,
@@ -34,6 +37,8 @@ class Event:
             "copied_bytes": report.copied_bytes,
             "skipped_bytes": report.unchanged_bytes,
             "released_bytes": report.released_bytes,
+            "lent_bytes": report.lent_bytes,
+            "lend_refused": report.lend_refused,
             "kept_at_level2_bytes": report.kept_bytes,
             "release": report.release,
             "unaccounted_bytes": report.unaccounted_bytes,
@@ -42,7 +47,11 @@ class Event:
 
     def woken(self, report: WakeReport) -> None:
         """Takes the figures of a wake."""
-        self.values |= {"copied_bytes": report.copied_bytes, "phases": report.phases.as_dict()}
+        self.values |= {
+            "copied_bytes": report.copied_bytes,
+            "returned_bytes": report.returned_bytes,
+            "phases": report.phases.as_dict(),
+        }
 
     def prepared(self, report: PrepareReport) -> None:
         """Takes the figures of a preparation."""

@@ -37,6 +37,16 @@ class _Collectors:
             "Bytes that were not copied, since the host had them already.",
             _BY_OPERATION,
         )
+        self.lent = prometheus.Counter(
+            "poorwill_lent_bytes_total",
+            "Bytes that sleeps lent instead of releasing them.",
+            _BY_OPERATION,
+        )
+        self.returned = prometheus.Counter(
+            "poorwill_returned_bytes_total",
+            "Bytes that wakes found still there, and did not copy.",
+            _BY_OPERATION,
+        )
         self.shortfalls = prometheus.Counter(
             "poorwill_shortfalls_total",
             "Operations that released less memory than they should.",
@@ -72,6 +82,8 @@ class _Collectors:
     def _add_event(self, event: Mapping[str, Any], labels: dict[str, str]) -> None:
         self.copied.labels(**labels).inc(event["copied_bytes"])
         self.skipped.labels(**labels).inc(event["skipped_bytes"])
+        self.lent.labels(**labels).inc(event["lent_bytes"])
+        self.returned.labels(**labels).inc(event["returned_bytes"])
         # A 0 as well, so that a rate is known from the first operation on.
         self.shortfalls.labels(**labels).inc(event["release"] == "shortfall")
         failed = event["error"] is not None

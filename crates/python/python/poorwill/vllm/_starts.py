@@ -94,28 +94,36 @@ class Requests:
 
 @contextlib.contextmanager
 def requesting(
-    modules: Iterable[ModuleType], timeout_s: float, instead: Request | None = None
+    modules: Iterable[ModuleType],
+    timeout_s: float,
+    instead: Request | None = None,
+    free: Callable[[int], int] | None = None,
 ) -> Iterator[Requests]:
     """While a worker opens its GPU: vLLM's request waits until the memory is free, and begins the start.
 
     `modules` are those that ask by the name `request_memory`, and `instead` is asked in the place of vLLM's.
+    `free` is called before that, with the GPU's number, and returns the bytes that it has freed there.
     """
     end()
     requests = Requests()
     with contextlib.ExitStack() as stack:
         for module in modules:
-            wrap = _waiting(requests, timeout_s, instead)
+            wrap = _waiting(requests, timeout_s, instead, free)
             stack.enter_context(wrapped(module, "request_memory", wrap))
         yield requests
 
 
-def _waiting(requests: Requests, timeout_s: float, instead: Request | None) -> Callable[[Request], Request]:
+def _waiting(
+    requests: Requests, timeout_s: float, instead: Request | None, free: Callable[[int], int] | None
+) -> Callable[[Request], Request]:
     def wrap(stock: Request) -> Request:
         ask = instead or stock
 
         @functools.wraps(stock)
         def request_memory(init_snapshot: Any, *rest: Any, **more: Any) -> int:
             requests.count += 1
+            if free is not None and free(int(init_snapshot.device_.index)):
+                init_snapshot.measure()
             emptied = copy.copy(init_snapshot)
             emptied.free_memory = sys.maxsize
             # Raises what no waiting changes.

@@ -78,6 +78,7 @@ class Allocator:
         disk_limit_bytes: int | None = None,
         wake_timeout_s: float = 0.0,
         keep_awake: tuple[str, ...] = (),
+        lend: bool | str | None = None,
     ) -> "Allocator":
         """Opens the process's allocator, over an arena with these limits.
 
@@ -107,6 +108,7 @@ class Allocator:
             compress=compress,
             disk=disk,
             disk_limit=disk_limit_bytes,
+            lend=lend,
         )
         cls.instance = cls(arena, wake_timeout_s=wake_timeout_s, keep_awake=keep_awake)
         return cls.instance

@@ -135,7 +135,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         cap = self._environment.budget
         request = None if cap is None else _budget.request_under(cap)
         asking = [gpu_worker, *self._modules("request_memory", gpu_worker.request_memory)]
-        with _starts.requesting(asking, self._environment.wake_timeout_s, request) as requests:
+        free = self._free_lent if self._environment.lend else None
+        with _starts.requesting(asking, self._environment.wake_timeout_s, request, free) as requests:
             super().init_device()
         if not requests.count:
             self._refuse_own_share()
@@ -153,6 +154,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             disk_limit_bytes=self._environment.disk_limit_bytes,
             wake_timeout_s=self._environment.wake_timeout_s,
             keep_awake=self._environment.keep_awake,
+            lend=self._environment.lending(),
         )
         self._is_its_owner = self._allocator is not before
         if self._is_its_owner:
@@ -174,6 +176,18 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
                 arena.device,
                 _environment.DISK,
             )
+
+    def _free_lent(self, ordinal: int) -> int:
+        """Has what others lend of a GPU given up, for vLLM goes by free memory. Returns the bytes."""
+        timeout_s, socket = self._environment.wake_timeout_s, self._environment.broker
+        try:
+            freed_bytes = _native.free_lent(ordinal, socket=socket, timeout=timeout_s)
+        except PoorwillError as error:
+            logger.warning("what others lend of cuda:%d stays in use: %s", ordinal, error)
+            return 0
+        if freed_bytes:
+            logger.info("%s of cuda:%d that others had lent are free now", gib(freed_bytes), ordinal)
+        return freed_bytes
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         self._keep_out_of_the_weights()
@@ -362,6 +376,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         self._note_preparation(wait=False)
         looked = self._missing()
         communicators = self._communicator_status()
+        stats = allocator.arena.stats()
         return {
             "rank": int(self.rank),
             **this_process(),
@@ -370,7 +385,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             "sleeping": allocator.sleeping(),
             "undefined": allocator.undefined(),
             "unwritten": None if looked is None else self._as_dict(looked),
-            "host_bytes": allocator.arena.stats().backup_bytes,
+            "host_bytes": stats.backup_bytes,
+            "lent_bytes": stats.lent_bytes,
             "kept_at_level2_bytes": sum(each.nbytes for each in self._hidden),
             "kept_at_level2": [(each.name, each.nbytes) for each in self._hidden[:_KEPT_NAMED]],
             "unaccounted_bytes": allocator.events.unaccounted_bytes,

@@ -68,6 +68,14 @@ def wake_timeout_s() -> float:
         raise SaverError(str(error)) from None
 
 
+def lending() -> bool | str | None:
+    """What an arena is given as `lend`. Raises SaverError for a bad value."""
+    try:
+        return _environment.lending()
+    except ValueError as error:
+        raise SaverError(str(error)) from None
+
+
 def disk_folder() -> str | None:
     """The folder of the disk tier, if one is named."""
     return os.environ.get("TMS_DISK_BACKUP_DIR") or os.environ.get("POORWILL_DISK") or None

@@ -126,6 +126,7 @@ class Pools:
                 host_limit=_environment.host_budget(),
                 compress=_environment.compress(),
                 disk=self._disk,
+                lend=_environment.lending(),
             )
             _native.torch_set_margin(arena, self._margin_bytes)
             self._arenas[ordinal] = arena
