@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use poorwill::backup::Compress;
+use poorwill::lend::Lending;
 
 use crate::code::{Failure, Result};
 
@@ -15,6 +16,8 @@ pub(crate) const RETAIN: &str = "TMS_RETAIN_CPU_BACKUP";
 const BACKEND: &str = "TMS_INIT_CPU_BACKUP_BACKEND";
 const DISK_FOLDER: &str = "TMS_DISK_BACKUP_DIR";
 const COMPRESS: &str = "POORWILL_COMPRESS";
+const LEND: &str = "POORWILL_LEND";
+const BROKER: &str = "POORWILL_BROKER";
 const WAKE_TIMEOUT: &str = "POORWILL_WAKE_TIMEOUT";
 
 const WAKE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(2);
@@ -69,6 +72,16 @@ pub(crate) fn compress() -> Result<Compress> {
         "always" => Some(Compress::Always),
         _ => None,
     })
+}
+
+/// The broker at which pauses lend memory, if they do. One that is not there is not started.
+pub(crate) fn lending() -> Result<Option<Lending>> {
+    if !flag(LEND)? {
+        return Ok(None);
+    }
+    let socket = env::var_os(BROKER).filter(|socket| !socket.is_empty());
+    let lending = socket.map_or_else(Lending::default, |socket| Lending::default().at(socket));
+    Ok(Some(lending.named("torch_memory_saver")))
 }
 
 /// How long a resume waits for memory that others are about to release. `None`: not at all.

@@ -28,6 +28,8 @@
 //! | `TMS_DISK_BACKUP_DIR` | folder of backups on disk (default `/tmp`) |
 //! | `TMS_DISK_BACKUP_CHUNK_MB` | has no effect |
 //! | `POORWILL_WAKE_TIMEOUT` | how many seconds a resume waits for memory that others are about to release (default 2) |
+//! | `POORWILL_LEND` | whether pauses lend memory at a broker that runs, instead of releasing it |
+//! | `POORWILL_BROKER` | the broker's socket, by default the user's |
 //! | `POORWILL_COMPRESS` | `off` (default), `auto` or `always`: whether backups are stored as codes, which `tms_get_cpu_backup_pointer` cannot read |
 #![cfg(target_os = "linux")]
 #![allow(unsafe_code)]

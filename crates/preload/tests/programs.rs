@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
+use poorwill::broker::{Broker, BrokerOptions, BrokerStop};
 use poorwill_fake_libcuda as fake;
 use poorwill_testkit::effort::Effort;
 use tempfile::TempDir;
@@ -124,6 +125,30 @@ fn paused_memory_comes_back_with_its_bytes_at_its_addresses() {
 #[test]
 fn backups_may_be_codes() {
     Place::shared().scene("cycle", &[&IN_REGION[..], &[("POORWILL_COMPRESS", "always")]].concat());
+}
+
+#[test]
+fn what_is_paused_is_lent_at_a_broker_that_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("broker.sock");
+    let shared = folder.path().join("gpus");
+    std::fs::create_dir(&shared).unwrap();
+    let [socket_name, shared] = [&socket, &shared].map(|path| path.to_str().unwrap());
+    let settings =
+        [("POORWILL_LEND", "1"), ("POORWILL_BROKER", socket_name), ("POORWILL_FAKE_CUDA_SHARED", shared)];
+    let settings = [&IN_REGION[..], &settings].concat();
+    let printed = Place::shared().scene("not_lending", &settings);
+    assert_eq!(printed.matches("released what it was to lend").count(), 1, "{printed}");
+    assert!(printed.contains(socket_name), "{printed}");
+    let broker = Broker::bind(&socket, BrokerOptions::default()).unwrap();
+    let stop = BrokerStop::new().unwrap();
+    std::thread::scope(|scope| {
+        let served = scope.spawn(|| broker.run(&stop));
+        let printed = Place::shared().scene("lending", &settings);
+        assert_eq!(printed, "");
+        stop.stop();
+        served.join().unwrap().unwrap();
+    });
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use poorwill::backup::Compress;
 use poorwill::disk::DiskConfig;
-use poorwill::{Arena, Device, DeviceOptions, DeviceSpec, PoolConfig, StoredAs, Tag};
+use poorwill::{Arena, Device, DeviceOptions, DeviceSpec, Level, PoolConfig, SleepRequest, StoredAs, Tag};
 
 use super::settings::Settings;
 use crate::backup::BackupKind;
@@ -25,6 +25,8 @@ pub(super) struct Opened {
     arena: Arena,
     /// Whether backups in host memory are raw, so that they can be read in place.
     is_viewable: bool,
+    /// Whether pauses lend memory.
+    lends: bool,
     parts: Mutex<Vec<RegionPart>>,
     /// Tags that were resumed while backups were retained.
     retained: Mutex<BTreeSet<Tag>>,
@@ -52,10 +54,14 @@ impl Arenas {
         let disk = (kind == BackupKind::Disk).then(|| DiskConfig::in_folder(settings.use_disk_folder()));
         let options = DeviceOptions::default().spilling_to(disk);
         let device = Device::open_with(&DeviceSpec::Cuda { ordinal }, options)?;
-        let compress = environment::compress()?;
+        let (compress, lending) = (environment::compress()?, environment::lending()?);
         let pool = PoolConfig::default().compressing(compress).caching_at_most(0);
         let arena = Arena::open_unbudgeted(&device, pool)?;
-        let opened = Arc::new(Opened::of(arena, ordinal, compress == Compress::Off));
+        if let Some(lending) = &lending {
+            arena.lend_through(lending)?;
+        }
+        let opened = Opened::of(arena, ordinal, compress == Compress::Off);
+        let opened = Arc::new(Opened { lends: lending.is_some(), ..opened });
         arenas.insert(key, Arc::clone(&opened));
         Ok(opened)
     }
@@ -67,7 +73,8 @@ impl Arenas {
 
 impl Opened {
     pub(super) fn of(arena: Arena, ordinal: u32, is_viewable: bool) -> Self {
-        Self { ordinal, arena, is_viewable, parts: Mutex::default(), retained: Mutex::default() }
+        let (parts, retained) = (Mutex::default(), Mutex::default());
+        Self { ordinal, arena, is_viewable, lends: false, parts, retained }
     }
 
     pub(super) fn ordinal(&self) -> u32 {
@@ -76,6 +83,12 @@ impl Opened {
 
     pub(super) fn arena(&self) -> &Arena {
         &self.arena
+    }
+
+    /// A sleep of these tags, as a pause has it.
+    pub(super) fn pausing(&self, tags: Vec<Tag>) -> SleepRequest {
+        let request = SleepRequest::of(tags, Level::One);
+        if self.lends { request.lending() } else { request }
     }
 
     /// Notes whether backups can be read after the resume of these tags.

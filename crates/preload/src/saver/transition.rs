@@ -6,11 +6,11 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::mem;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use poorwill::{
-    Arena, BackupView, BlockId, DeviceRange, Level, PoolError, SleepReport, SleepRequest, Tag, WakeReport,
-    WakeRequest, chain,
+    Arena, BackupView, BlockId, DeviceRange, PoolError, SleepReport, Tag, WakeReport, WakeRequest, chain,
 };
 use serde::Serialize;
 
@@ -102,6 +102,7 @@ impl Transitions {
                 Err(failure) => return Err(undo_pause(&awake_before, failure)),
             }
         }
+        note_refused(&paused);
         note_repeated("paused", name, paused.iter().any(|it| !it.sleep.already_asleep_tags.is_empty()));
         lock(&self.reports).pause = paused;
         Ok(())
@@ -186,7 +187,7 @@ impl Step {
 
     fn sleep(&self, unused: &[DeviceRange]) -> Result<Paused> {
         let Self { opened, tags, spills } = self;
-        let sleep = opened.arena().sleep(&SleepRequest::of(tags.clone(), Level::One).without(unused))?;
+        let sleep = opened.arena().sleep(&opened.pausing(tags.clone()).without(unused))?;
         let spilled_bytes = if *spills { opened.arena().spill(Some(tags))? } else { 0 };
         Ok(Paused { device: opened.ordinal(), spilled_bytes, sleep })
     }
@@ -213,7 +214,7 @@ fn undo_pause(awake_before: &[Step], failure: Failure) -> Failure {
 
 fn undo_resume(resumed: &[(Arc<Opened>, WakeReport)], failure: Failure) -> Failure {
     let undone = resumed.iter().filter(|(_, wake)| !wake.tags.is_empty()).map(|(opened, wake)| {
-        let slept = opened.arena().sleep(&SleepRequest::of(wake.tags.clone(), Level::One));
+        let slept = opened.arena().sleep(&opened.pausing(wake.tags.clone()));
         slept.map(drop).map_err(Failure::from)
     });
     with_undo(failure, undone)
@@ -225,6 +226,16 @@ fn with_undo(failed: Failure, undone: impl Iterator<Item = Result<()>>) -> Failu
     match failures.into_iter().next() {
         None => failed,
         Some(undo) => Failure::NotUndone { failed: Box::new(failed), undo: Box::new(undo) },
+    }
+}
+
+/// Of a broker that takes nothing, once: pauses release memory as they would without it.
+fn note_refused(paused: &[Paused]) {
+    static IS_NOTED: AtomicBool = AtomicBool::new(false);
+    if let Some(why) = paused.iter().find_map(|it| it.sleep.lend_refused.as_deref())
+        && !IS_NOTED.swap(true, Ordering::Relaxed)
+    {
+        note(&format!("a pause released what it was to lend, as others do while this lasts: {why}"));
     }
 }
 

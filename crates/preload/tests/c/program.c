@@ -156,6 +156,29 @@ static void cycle(void) {
     CHECK(cudaFree(other) == 0 && test_live() == 0);
 }
 
+/* A pause that lends leaves memory in use, and a resume finds it. */
+static void lending(void) {
+    size_t before = available();
+    uint8_t *large = loaded(64 * MIB, 1), *small = loaded(2 * MIB, 2);
+    for (int turn = 0; turn < 2; turn++) {
+        CHECK(tms_pause(NULL) == 0 && available() == before - 64 * MIB);
+        CHECK(strstr(report(), "\"lent_bytes\":67108864") != NULL);
+        CHECK(tms_resume(NULL) == 0);
+        CHECK(strstr(report(), "\"returned_bytes\":67108864") != NULL);
+        CHECK(has(large, 64 * MIB, 1) && has(small, 2 * MIB, 2));
+    }
+    CHECK(cudaFree(large) == 0 && cudaFree(small) == 0 && available() == before);
+}
+
+static void not_lending(void) {
+    size_t before = available();
+    uint8_t *large = loaded(16 * MIB, 1);
+    for (int turn = 0; turn < 2; turn++) {
+        CHECK(tms_pause(NULL) == 0 && available() == before && tms_resume(NULL) == 0);
+        CHECK(has(large, 16 * MIB, 1));
+    }
+}
+
 static uint8_t *loaded_as(const char *tag, const char *kind, size_t bytes, uint64_t seed) {
     tms_set_interesting_region(true);
     tms_set_current_tag(tag);
@@ -513,7 +536,7 @@ int main(int count, char **arguments) {
         const char *name;
         void (*run)(void);
     } scenes[] = {
-        {"cycle", cycle},     {"kinds", kinds},   {"nested", nested},           {"threads", threads}, {"notes", notes}, {"resume_fails", resume_fails}, {"views", views}, {"unused", unused},
+        {"cycle", cycle},     {"lending", lending}, {"not_lending", not_lending}, {"kinds", kinds},   {"nested", nested},           {"threads", threads}, {"notes", notes}, {"resume_fails", resume_fails}, {"views", views}, {"unused", unused},
         {"limits", limits},   {"waits", waits},   {"forks", forks}, {"forks_early", forks_early}, {"forks_without_memory", forks_without_memory}, {"environment", environment}, {"failures", failures},
     };
     for (size_t i = 0; i < sizeof scenes / sizeof *scenes; i++) {
