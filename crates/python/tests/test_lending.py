@@ -10,7 +10,7 @@ from pathlib import Path
 
 import poorwill
 import pytest
-from helpers import MIB, assert_restored, filled, run
+from helpers import MIB, assert_restored, eventually, filled, run
 from lent_places import end_broker
 from poorwill import _environment, _native
 
@@ -181,6 +181,24 @@ def test_lent_memory_is_freed_for_who_goes_by_free_memory(place: Place, lending:
     assert run(free.format(place.device, place.socket)) == f"{SIZE}\n"
     assert lending.wake().returned_bytes == 0
     assert (weights == expected).all()
+
+
+LEFT = """
+arena = poorwill.arena({device!r}, lend={socket!r}, limit={limit})
+arena.declare("optimizer", changes="volatile")
+blocks = [arena.empty({size}, tag=tag) for tag in ("weights", "optimizer")]
+slept = arena.sleep()
+print(slept.lent_bytes, slept.resident_bytes)
+"""
+
+
+def test_what_is_lent_ends_with_its_process(place: Place) -> None:
+    place.start()
+    left = LEFT.format(device=place.device, socket=place.socket, limit=DEVICE_BYTES, size=SIZE)
+    for _ in range(2):
+        # The second has all of the device, too.
+        assert run(left) == f"{SIZE} {SIZE}\n"
+        eventually(lambda: _native.free_lent(place.device, socket=place.socket) == 0)
 
 
 def test_an_arena_that_does_not_lend_says_so(arena: poorwill.Arena) -> None:
