@@ -300,6 +300,18 @@ impl Policy {
         })
     }
 
+    /// What a wake or a resume takes on each of a model's GPUs; `None` until a sleep was measured: an operator may have said
+    /// too little.
+    #[must_use]
+    pub fn measured_need(&self, model: ModelId, task: Task) -> Option<Vec<u64>> {
+        let model = self.models.get(model.0).filter(|model| model.held.is_some())?;
+        match task {
+            Task::Resume => model.need(Activation::Resume),
+            Task::Wake => model.need(Activation::Wake),
+            _ => None,
+        }
+    }
+
     /// Since when a request or command waits for a model.
     #[must_use]
     pub fn waiting_since(&self, model: ModelId) -> Option<Time> {

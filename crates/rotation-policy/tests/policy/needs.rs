@@ -119,6 +119,18 @@ fn a_stop_beside_a_death_teaches_nothing() {
 }
 
 #[test]
+fn what_a_wake_takes_is_known_once_a_sleep_was_measured() {
+    let mut fixture = Fixture::of(&[20 * GIB; 2], |_, rules| rules.need_bytes = Some(25 * GIB));
+    let need = |fixture: &Fixture, task| fixture.policy.measured_need(ModelId(0), task);
+    fixture.use_once(0);
+    assert_eq!(need(&fixture, Task::Wake), None, "what an operator says may be too little");
+    fixture.input(Input::Sleep(ModelId(0)));
+    fixture.pass(1000);
+    assert_eq!(need(&fixture, Task::Wake), Some(vec![25 * GIB]));
+    assert_eq!(need(&fixture, Task::Start), None);
+}
+
+#[test]
 fn only_an_operator_makes_a_need_smaller() {
     let mut fixture = started(&[20 * GIB], |_, rules| rules.need_bytes = Some(30 * GIB));
     fixture.use_once(0);
