@@ -34,7 +34,15 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("poorwill-replay", &["poorwill"]),
     (
         "poorwill-rotate",
-        &["poorwill", "poorwill-fleet", "poorwill-front", "poorwill-net", "poorwill-rotation-policy"],
+        &[
+            "poorwill",
+            "poorwill-broker",
+            "poorwill-driver",
+            "poorwill-fleet",
+            "poorwill-front",
+            "poorwill-net",
+            "poorwill-rotation-policy",
+        ],
     ),
     ("poorwill-mock-engine", &["poorwill", "poorwill-driver", "poorwill-net"]),
     (

@@ -14,6 +14,7 @@ pub mod control;
 pub mod engine;
 pub mod fleet;
 pub mod hibernation;
+pub mod lending;
 pub mod measure;
 pub mod run;
 pub mod service;

@@ -10,9 +10,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use poorwill_broker::Client;
 use poorwill_front::backend::Backend;
 use poorwill_front::proxy::{self, Timeouts};
 use poorwill_front::requests::Requests;
+use poorwill_net::descriptors;
 use poorwill_net::listener::{CLOSE_MAX, ListenerError, bind, close, wait};
 use poorwill_rotation_policy::Gpu;
 use tokio::task::JoinHandle;
@@ -22,7 +24,8 @@ use crate::backend::ServiceHandle;
 use crate::config::{self, Config, ConfigError};
 use crate::control;
 use crate::fleet::{Agent, FleetError};
-use crate::measure::{self, Declared, Devices, Meter, Processes};
+use crate::lending::{self, BrokerLink, MemoryNames, ServedBroker};
+use crate::measure::{self, Declared, Devices, LentAs, Meter, Processes, WithLent};
 use crate::service::{Service, ServiceError};
 use crate::traces::{TraceError, Traces};
 
@@ -75,6 +78,8 @@ pub struct Running {
     agent: Option<Agent>,
     /// `None` after the task has ended.
     listeners: [(&'static str, Option<JoinHandle<io::Result<()>>>); 2],
+    /// Serves lent memory, as long as engines may sleep.
+    broker: Option<ServedBroker>,
     /// Its lock is released when it closes, however the process ends.
     _state: Option<File>,
 }
@@ -106,7 +111,8 @@ pub async fn begin(config: Config, path: Option<PathBuf>) -> Result<Running, Run
     let (front, front_address) = bind("front", config.front.listen).await?;
     let (control, control_address) = bind("control", config.control.listen).await?;
     let known: Arc<OnceLock<Service>> = Arc::default();
-    let meter = meter(&config, &known);
+    let broker = config.lend.as_ref().and_then(serve_broker);
+    let meter = with_lent(&config, meter(&config, &known));
     let traces = config.traces.as_ref().map(Traces::start).transpose()?.unwrap_or_default();
     let service = Service::start(config.clone(), Arc::clone(&meter))?;
     traces.follow(service.events());
@@ -134,8 +140,31 @@ pub async fn begin(config: Config, path: Option<PathBuf>) -> Result<Running, Run
         traces,
         agent,
         listeners,
+        broker,
         _state: state,
     })
+}
+
+/// `None` where another process serves it, or nothing does.
+fn serve_broker(lend: &config::Lend) -> Option<ServedBroker> {
+    // A descriptor for each piece that is lent.
+    if let Err(error) = descriptors::raise() {
+        tracing::warn!(%error, "cannot raise the limit of file descriptors, so less can be lent");
+    }
+    ServedBroker::start(&lend.path())
+}
+
+/// Counts what is lent, where the configuration has engines lend.
+fn with_lent(config: &Config, meter: Arc<dyn Meter>) -> Arc<dyn Meter> {
+    let Some(lend) = &config.lend else { return meter };
+    let (counts, names): (LentAs, MemoryNames) = match &config.memory {
+        config::MemorySource::Processes { folder: Some(folder), .. } => {
+            (LentAs::Free, lending::of_simulated(folder.clone()))
+        }
+        _ => (LentAs::Used, lending::of_devices()),
+    };
+    let link = BrokerLink::to(lend.path(), Client::TIMEOUT);
+    Arc::new(WithLent::new(meter, counts, Arc::new(link), names))
 }
 
 fn meter(config: &Config, service: &Arc<OnceLock<Service>>) -> Arc<dyn Meter> {
@@ -147,7 +176,7 @@ fn meter(config: &Config, service: &Arc<OnceLock<Service>>) -> Arc<dyn Meter> {
             let needed = move |gpu: Gpu| service.get().map_or(0, |service| service.declared_bytes(gpu));
             Arc::new(Declared::new(gpu_bytes, Arc::new(needed)))
         }
-        config::MemorySource::Processes { gpu_bytes } => {
+        config::MemorySource::Processes { gpu_bytes, .. } => {
             let service = Arc::clone(service);
             let pids = move |gpu: Gpu| service.get().map_or_else(Vec::new, |service| service.processes(gpu));
             Arc::new(Processes::new(gpu_bytes, Arc::new(pids)))
@@ -206,5 +235,9 @@ impl Running {
         );
         self.ending.cancel();
         tokio::join!(close(control, Instant::now() + CLOSE_MAX), self.traces.end());
+        if let Some(broker) = self.broker {
+            // A panic of it was reported by its hook.
+            let _ended = tokio::task::spawn_blocking(|| broker.end()).await;
+        }
     }
 }

@@ -8,6 +8,7 @@ mod addresses;
 mod calls;
 mod fleet;
 mod hibernate;
+mod lend;
 mod model;
 mod names;
 mod raw;
@@ -45,6 +46,8 @@ pub struct Config {
     pub memory: MemorySource,
     /// How engines hibernate; `None` if none does.
     pub hibernate: Option<Hibernate>,
+    /// How engines lend what they hold while they sleep; `None` if none is told to.
+    pub lend: Option<Lend>,
     /// The fleet; `None` for a node that belongs to none.
     pub fleet: Option<Fleet>,
     /// Where traces are exported to; `None` if they are not.
@@ -62,7 +65,7 @@ pub struct Config {
 }
 
 /// How GPU memory is measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MemorySource {
     /// What their driver reports.
     Devices(DeviceDriver),
@@ -75,7 +78,24 @@ pub enum MemorySource {
     Processes {
         /// The size of each GPU.
         gpu_bytes: u64,
+        /// Where each has a folder that its engines share, so that they can lend.
+        folder: Option<PathBuf>,
     },
+}
+
+/// How engines lend what they hold while they sleep.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Lend {
+    /// The socket of the broker; its user's usual one if absent.
+    pub broker: Option<PathBuf>,
+}
+
+impl Lend {
+    /// Where the broker is.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        self.broker.clone().unwrap_or_else(poorwill_broker::default_path)
+    }
 }
 
 /// How engines hibernate, besides the rules of their models.

@@ -12,6 +12,7 @@ use serde::de::IgnoredAny;
 use super::calls::RawHttp;
 use super::fleet::RawFleet;
 use super::hibernate::{RawHibernate, WITHOUT_HIBERNATE};
+use super::lend::RawLend;
 use super::model::{RawCanary, RawModel, RawRules};
 use super::names::RawSelector;
 use super::traces::RawTraces;
@@ -28,6 +29,7 @@ pub(super) struct File {
     #[serde(default)]
     memory: RawMemory,
     hibernate: Option<RawHibernate>,
+    lend: Option<RawLend>,
     fleet: Option<RawFleet>,
     #[serde(default)]
     front: RawFront,
@@ -50,6 +52,7 @@ pub(super) struct File {
 struct RawMemory {
     measure: Option<Measure>,
     gpu: Option<Size>,
+    folder: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -65,7 +68,7 @@ enum Measure {
 }
 
 /// For a key that stands in another table.
-pub(super) fn tables() -> [TableKeys; 13] {
+pub(super) fn tables() -> [TableKeys; 14] {
     [
         TableKeys::of::<RawRules>("[model.rules]"),
         TableKeys::of::<RawRules>("[every_model]"),
@@ -76,6 +79,7 @@ pub(super) fn tables() -> [TableKeys; 13] {
         TableKeys::of::<RawControl>("[control]"),
         TableKeys::of::<RawMemory>("[memory]"),
         TableKeys::of::<RawHibernate>("[hibernate]"),
+        TableKeys::of::<RawLend>("[lend]"),
         TableKeys::of::<RawSelector>("[[selector]]"),
         TableKeys::of::<RawFleet>("[fleet]"),
         TableKeys::of::<RawTraces>("[traces]"),
@@ -96,8 +100,10 @@ impl File {
         mistakes.of("every_model").add_if(is_missing, WITHOUT_HIBERNATE);
         let models = self.model.into_iter().map(|model| model.checked(every, hibernate, mistakes));
         let models: Vec<Model> = models.collect();
+        let memory = self.memory.checked(&models, &mut mistakes.of("memory"));
         let config = Config {
-            memory: self.memory.checked(&models, &mut mistakes.of("memory")),
+            lend: self.lend.map(|table| table.checked(&memory, &mut mistakes.of("lend"))),
+            memory,
             hibernate: self.hibernate.map(|table| table.checked(&mut mistakes.of("hibernate"))),
             fleet: self.fleet.and_then(|table| table.checked(&front, &control, &mut mistakes.of("fleet"))),
             traces: self.traces.and_then(|table| table.checked(secret, &mut mistakes.of("traces"))),
@@ -121,6 +127,11 @@ impl RawMemory {
         use MemorySource::{Declared, Devices, Processes};
         let by = |driver| Devices(driver);
         let gpu_bytes = self.gpu.map(|size| size.0);
+        let is_empty = self.folder.as_ref().is_some_and(|folder| folder.as_os_str().is_empty());
+        mistakes.add_if(is_empty, "folder is empty; name one, or leave it out");
+        let is_simulated = matches!(self.measure, Some(Measure::Processes));
+        let reason = "folder is where simulated GPUs lend, with measure = \"processes\"; leave it out";
+        mistakes.add_if(self.folder.is_some() && !is_simulated, reason);
         let measure = self.measure.unwrap_or(Measure::Devices);
         let reason = match (measure, gpu_bytes) {
             (_, Some(0)) => "gpu is 0, and nothing could run on that; make it larger",
@@ -136,7 +147,7 @@ impl RawMemory {
             (Measure::Processes, None) => {
                 "measure is \"processes\", but the size of each GPU is missing; say gpu = \"8GiB\""
             }
-            (Measure::Processes, Some(gpu_bytes)) => return Processes { gpu_bytes },
+            (Measure::Processes, Some(gpu_bytes)) => return Processes { gpu_bytes, folder: self.folder },
             (Measure::Declared, None) => {
                 "measure is \"declared\", but the size of each GPU is missing; say gpu = \"24GiB\""
             }

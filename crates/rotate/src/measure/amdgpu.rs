@@ -48,10 +48,10 @@ impl Amdgpu {
         }
         let gtt = part(&device, "gtt")?;
         let computer = gpus::unified_memory(self.0.root()).map_err(|error| error.to_string())?;
-        Ok(GpuMemory {
-            free_bytes: vram.free_bytes.saturating_add(gtt.free_bytes.min(computer.free_bytes)),
-            total_bytes: vram.total_bytes.saturating_add(gtt.total_bytes.min(computer.total_bytes)),
-        })
+        Ok(GpuMemory::new(
+            vram.free_bytes.saturating_add(gtt.free_bytes.min(computer.free_bytes)),
+            vram.total_bytes.saturating_add(gtt.total_bytes.min(computer.total_bytes)),
+        ))
     }
 }
 
@@ -62,7 +62,7 @@ fn part(device: &Path, name: &str) -> Result<GpuMemory, String> {
         let (total, used) = (ByteSize(total_bytes), ByteSize(used_bytes));
         format!("{}: {used} of {total} are used in mem_info_{name}_used", device.display())
     })?;
-    Ok(GpuMemory { free_bytes, total_bytes })
+    Ok(GpuMemory::new(free_bytes, total_bytes))
 }
 
 /// An APU has metrics. A card may have none, or refuse them: as a virtual function, or while it is suspended.

@@ -35,10 +35,7 @@ impl fmt::Debug for Declared {
 impl Meter for Declared {
     fn measure<'a>(&'a self, gpus: &'a [Gpu]) -> Measured<'a> {
         let total_bytes = self.gpu_bytes;
-        let memory = |gpu: &Gpu| GpuMemory {
-            free_bytes: total_bytes.saturating_sub((self.needed)(*gpu)),
-            total_bytes,
-        };
+        let memory = |gpu: &Gpu| GpuMemory::new(total_bytes.saturating_sub((self.needed)(*gpu)), total_bytes);
         let memory = gpus.iter().map(memory).collect();
         Box::pin(std::future::ready(Ok(memory)))
     }

@@ -36,7 +36,7 @@ impl DeviceMemory for Intel {
             None => total_bytes(card)?,
         };
         let used_bytes = self.used_bytes(card)?;
-        Ok(GpuMemory { free_bytes: total_bytes.saturating_sub(used_bytes), total_bytes })
+        Ok(GpuMemory::new(total_bytes.saturating_sub(used_bytes), total_bytes))
     }
 }
 

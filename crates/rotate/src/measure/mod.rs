@@ -1,7 +1,7 @@
 //! Free memory of each GPU, measured from outside the engines.
 //!
 //! [`Devices`] reads what a driver reports, [`Declared`] believes the configuration, and [`Processes`] simulates GPUs on
-//! machines without any, and measures the engines' processes.
+//! machines without any, and measures the engines' processes. [`WithLent`] adds to each of them what is lent.
 
 #[cfg(target_os = "linux")]
 mod amdgpu;
@@ -14,6 +14,7 @@ mod fdinfo;
 mod files;
 #[cfg(target_os = "linux")]
 mod intel;
+mod lent;
 #[cfg(target_os = "linux")]
 mod nvml;
 mod processes;
@@ -27,8 +28,11 @@ use std::pin::Pin;
 
 use tokio::task::spawn_blocking;
 
+use crate::lending::LentTotals;
+
 pub use self::declared::{Declared, NeededOn};
 pub use self::devices::{DeviceDriver, Devices};
+pub use self::lent::{LentAs, WithLent};
 pub use self::processes::{PidsOn, Processes};
 pub(crate) use self::start::warn_of_unmeasured;
 
@@ -39,8 +43,24 @@ pub use poorwill_rotation_policy::Gpu;
 pub struct GpuMemory {
     /// Unused bytes.
     pub free_bytes: u64,
+    /// Bytes that sleeping processes lend, and give up at once when asked.
+    pub reclaimable_bytes: u64,
     /// All bytes.
     pub total_bytes: u64,
+}
+
+impl GpuMemory {
+    /// Where nothing is lent.
+    #[must_use]
+    pub const fn new(free_bytes: u64, total_bytes: u64) -> Self {
+        Self { free_bytes, reclaimable_bytes: 0, total_bytes }
+    }
+
+    /// What can be had: free and reclaimable bytes.
+    #[must_use]
+    pub fn available_bytes(self) -> u64 {
+        self.free_bytes.saturating_add(self.reclaimable_bytes).min(self.total_bytes)
+    }
 }
 
 /// A measurement, with one entry for each requested GPU in the same order.
@@ -52,7 +72,13 @@ pub type Held<'a> = Pin<Box<dyn Future<Output = Option<Vec<u64>>> + Send + 'a>>;
 /// What to know of a GPU's figures; `None` if they are the usual ones.
 pub type Remark<'a> = Pin<Box<dyn Future<Output = Option<String>> + Send + 'a>>;
 
-/// Measures GPUs.
+/// Ends when lent memory is given up, as far as that is possible.
+pub type Cleared<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
+/// What a broker has done since it began; `None` without one.
+pub type Totals<'a> = Pin<Box<dyn Future<Output = Option<LentTotals>> + Send + 'a>>;
+
+/// Measures GPUs, and has lent memory given up.
 pub trait Meter: fmt::Debug + Send + Sync {
     /// Measures these GPUs. Takes milliseconds, and does not block the runtime.
     fn measure<'a>(&'a self, gpus: &'a [Gpu]) -> Measured<'a>;
@@ -69,6 +95,17 @@ pub trait Meter: fmt::Debug + Send + Sync {
 
     /// What these processes hold of these GPUs. Without such figures nothing is learnt while an engine runs.
     fn held<'a>(&'a self, _gpus: &'a [Gpu], _pids: Vec<u32>) -> Held<'a> {
+        Box::pin(std::future::ready(None))
+    }
+
+    /// Has lent memory of these GPUs given up before these processes take some without asking: so much that what is free
+    /// and what they lend themselves is their need, or all that others lend if that is not known.
+    fn clear<'a>(&'a self, _gpus: &'a [Gpu], _need: Option<Vec<u64>>, _spared: Vec<u32>) -> Cleared<'a> {
+        Box::pin(std::future::ready(()))
+    }
+
+    /// What the broker of lent memory has done.
+    fn lent_totals(&self) -> Totals<'_> {
         Box::pin(std::future::ready(None))
     }
 }

@@ -13,7 +13,7 @@ use poorwill_rotation_policy::Gpu;
 impl DeviceMemory for Gpus {
     fn memory(&mut self, gpu: Gpu) -> Result<GpuMemory, String> {
         let memory = Self::memory(self, gpu.0).map_err(|error| error.to_string())?;
-        Ok(GpuMemory { free_bytes: memory.free_bytes, total_bytes: memory.total_bytes })
+        Ok(GpuMemory::new(memory.free_bytes, memory.total_bytes))
     }
 
     fn remark(&mut self, gpu: Gpu) -> Option<String> {

@@ -48,7 +48,7 @@ impl Meter for Processes {
                 })?;
                 used_bytes = used_bytes.saturating_add(held);
             }
-            Ok(GpuMemory { free_bytes: gpu_bytes.saturating_sub(used_bytes), total_bytes: gpu_bytes })
+            Ok(GpuMemory::new(gpu_bytes.saturating_sub(used_bytes), gpu_bytes))
         }))
     }
 

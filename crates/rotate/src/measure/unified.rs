@@ -15,6 +15,6 @@ impl DeviceMemory for Unified {
             return Err("the computer has one memory, which is GPU 0's; say gpus = [0]".to_owned());
         }
         let memory = gpus::unified_memory(self.0.root()).map_err(|error| error.to_string())?;
-        Ok(GpuMemory { free_bytes: memory.free_bytes, total_bytes: memory.total_bytes })
+        Ok(GpuMemory::new(memory.free_bytes, memory.total_bytes))
     }
 }

@@ -273,8 +273,9 @@ impl Actor {
             Effect::Run { op, model, task, limit } => {
                 let Some(entry) = self.entry(model) else { return };
                 let messages = self.messages.clone();
+                let need = self.policy.measured_need(model, task);
                 let running = tokio::spawn(async move {
-                    let done = tokio::time::timeout(limit, entry.handle.run(task, limit)).await;
+                    let done = tokio::time::timeout(limit, entry.handle.run(task, limit, need)).await;
                     let outcome = done.unwrap_or_else(|_| {
                         TaskOutcome::Failed(format!("it did not end within {:.1} s", limit.as_secs_f64()))
                     });
@@ -430,6 +431,7 @@ impl Actor {
             is_measured: true,
             total_bytes: None,
             free_bytes: self.policy.free_bytes(Gpu(gpu)),
+            reclaimable_bytes: None,
             promised_bytes: models.iter().fold(0, |sum, one| sum.saturating_add(one.bytes)),
             models,
             swapping: self.history.swapping(Gpu(gpu)),
@@ -448,6 +450,7 @@ impl Actor {
                 })
                 .collect(),
             gpus: gpus.collect(),
+            lending: None,
             swaps: self.history.swaps(),
         }
     }

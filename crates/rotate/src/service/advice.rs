@@ -266,6 +266,7 @@ mod tests {
                 is_measured: true,
                 total_bytes: Some(400 * MIB),
                 free_bytes: None,
+                reclaimable_bytes: None,
                 promised_bytes: 0,
                 models: Vec::new(),
                 swapping,
@@ -280,6 +281,7 @@ mod tests {
                     .map(|(name, need, admitted, _)| model(name, *need, *admitted))
                     .collect(),
                 gpus: vec![gpu],
+                lending: None,
                 swaps: Vec::new(),
             };
             for (name, _, _, count) in models {

@@ -28,6 +28,9 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 /// For storing in an engine that it sleeps, since a sleep or wake waits for that.
 const STORE_MAX: Duration = Duration::from_secs(5);
 
+/// For lent memory to be given up.
+const CLEAR_MAX: Duration = Duration::from_secs(3);
+
 /// For SIGTERM, where an engine answers nothing any more.
 const SILENT_GRACE: Duration = Duration::from_secs(2);
 
@@ -124,24 +127,27 @@ impl EngineHandle {
         self
     }
 
-    /// Runs a task. Dropping the future abandons it; the engine may complete it or not.
-    pub(super) async fn run(&self, task: Task, limit: Duration) -> TaskOutcome {
+    /// Runs a task, before which so much is needed. Dropping the future abandons it; the engine may complete it or not.
+    pub(super) async fn run(&self, task: Task, limit: Duration, need: Option<Vec<u64>>) -> TaskOutcome {
         let done = match task {
             Task::Probe => self.probe(limit).await.map(TaskOutcome::Probed).or_else(later),
             Task::Start => Ok(self.start(limit).await.map_or_else(|failed| failed, |()| TaskOutcome::Done)),
             Task::Stop => self.stop(limit).await.map(|()| TaskOutcome::Done),
             Task::Sleep => self.sleep().await.map(|()| TaskOutcome::Done).map_err(|error| error.to_string()),
             Task::Hibernate => Ok(self.hibernate().await),
-            Task::Resume => self.resume().await.map(|()| TaskOutcome::Done).or_else(later),
-            Task::Wake => self.wake().await.map(|()| TaskOutcome::Done).map_err(|error| error.to_string()),
+            Task::Resume => self.resume(limit, need).await.map(|()| TaskOutcome::Done).or_else(later),
+            Task::Wake => {
+                self.wake(limit, need).await.map(|()| TaskOutcome::Done).map_err(|error| error.to_string())
+            }
             Task::Confirm => {
                 self.engine.is_awake().await.map(TaskOutcome::Awake).map_err(|error| error.to_string())
             }
             Task::Canary => self.check_canary().await.map(TaskOutcome::Canary),
             Task::Measure => match self.meter.measure(&self.gpus).await {
                 Ok(memory) => {
+                    // What is lent is free where it is needed.
                     let of = |one: &measure::GpuMemory| GpuMemory {
-                        free_bytes: one.free_bytes,
+                        free_bytes: one.available_bytes(),
                         total_bytes: one.total_bytes,
                     };
                     Ok(TaskOutcome::Measured(memory.iter().map(of).collect()))
@@ -160,9 +166,21 @@ impl EngineHandle {
     }
 
     /// Waits for [`store_asleep`](Self::store_asleep), whose mark would be wrong from here on.
-    async fn wake(&self) -> Result<(), EngineError> {
+    async fn wake(&self, limit: Duration, need: Option<Vec<u64>>) -> Result<(), EngineError> {
         *self.sleep_failed.lock().await = false;
+        self.clear(limit, need).await;
         self.engine.wake().await
+    }
+
+    /// Has what others lend given up before its engine takes memory without asking. Without a known need that is all.
+    async fn clear(&self, limit: Duration, need: Option<Vec<u64>>) {
+        let clearing = async {
+            let spared = self.processes().await.pids;
+            self.meter.clear(&self.gpus, need, spared).await;
+        };
+        if timeout(CLEAR_MAX.min(limit / 2), clearing).await.is_err() {
+            tracing::warn!(model = self.model, "lent memory was not given up in time; going on without");
+        }
     }
 
     /// For an engine that the policy knows to be asleep. If the sleep failed, only its memory says so.
@@ -213,12 +231,13 @@ impl EngineHandle {
         }
     }
 
-    async fn resume(&self) -> Result<(), HibernateError> {
+    async fn resume(&self, limit: Duration, need: Option<Vec<u64>>) -> Result<(), HibernateError> {
+        self.clear(limit, need).await;
         self.hibernator.resume(&self.processes().await).await
     }
 
     pub(super) async fn resume_within(&self, limit: Duration) -> Result<(), String> {
-        match timeout(limit, self.resume()).await {
+        match timeout(limit, self.resume(limit, None)).await {
             Ok(back) => back.map_err(|error| error.to_string()),
             Err(_) => Err(format!("it was not put back within {:.1} s", limit.as_secs_f64())),
         }
@@ -275,6 +294,8 @@ impl EngineHandle {
         if !supervisor.is_running() {
             self.check_address().await.map_err(TaskOutcome::Failed)?;
         }
+        // It takes more than it needs later, and nothing of it is lent.
+        self.clear(limit, None).await;
         let started = supervisor.start().await;
         self.not_started.store(started.is_err(), Ordering::Relaxed);
         started.map_err(|error| TaskOutcome::Failed(error.to_string()))?;
@@ -865,14 +886,14 @@ mod tests {
         let handle = EngineHandle::new(&model(""), Arc::clone(&engine) as _, None, tools, None);
         let handle = Arc::new(handle);
         let limit = Duration::from_secs(60);
-        assert!(matches!(handle.run(Task::Sleep, limit).await, TaskOutcome::Failed(_)));
+        assert!(matches!(handle.run(Task::Sleep, limit, None).await, TaskOutcome::Failed(_)));
         let storing = tokio::spawn({
             let handle = Arc::clone(&handle);
             async move { handle.store_asleep().await }
         });
         tokio::task::yield_now().await;
         assert_eq!(*engine.stores.lock().unwrap(), 1);
-        let woken = timeout(limit, handle.run(Task::Wake, limit)).await;
+        let woken = timeout(limit, handle.run(Task::Wake, limit, None)).await;
         assert_eq!(woken, Ok(TaskOutcome::Done));
         assert_eq!(*engine.wakes.lock().unwrap(), 1);
         assert!(timeout(limit, storing).await.is_ok_and(|stored| stored.is_ok()));

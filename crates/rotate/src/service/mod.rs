@@ -42,6 +42,7 @@ pub(crate) use self::swapping::RESTS;
 use crate::config::{self, Config};
 use crate::engine::{self, Engine, EngineError};
 use crate::hibernation::{Hibernator, Sets};
+use crate::lending::with_lending;
 use crate::measure::{GpuMemory, Meter};
 use crate::supervise::{EngineLog, SuperviseError, Supervisor, file_name};
 use poorwill_rotation_policy::{Gpu, Input, ModelId, Refusal, RequestId, StageName};
@@ -411,13 +412,23 @@ impl Service {
             profile: None,
             models: Vec::new(),
             gpus: Vec::new(),
+            lending: None,
             swaps: Vec::new(),
         };
         if self.0.messages.send(Message::Snapshot(reply)).is_err() {
             return nothing;
         }
         let Ok(mut snapshot) = answer.await else { return nothing };
-        snapshot.gpus.iter_mut().for_each(|now| now.is_measured = self.0.meter.is_measured());
+        let lends = self.config().lend.is_some();
+        for now in &mut snapshot.gpus {
+            now.is_measured = self.0.meter.is_measured();
+            // What the policy knows is with what is lent.
+            now.free_bytes = now.free_bytes.filter(|_| !lends);
+        }
+        if lends {
+            let asked = tokio::time::timeout(STATUS_MEASURE_MAX, self.0.meter.lent_totals());
+            snapshot.lending = asked.await.ok().flatten();
+        }
         // One caller measures at a time, so an unresponsive GPU blocks only one.
         if let Ok(mut shown) = self.0.shown.try_lock() {
             for now in &snapshot.gpus {
@@ -434,6 +445,7 @@ impl Service {
             for now in &mut snapshot.gpus {
                 if let Some(memory) = shown.get(&now.gpu) {
                     (now.free_bytes, now.total_bytes) = (Some(memory.free_bytes), Some(memory.total_bytes));
+                    now.reclaimable_bytes = Some(memory.reclaimable_bytes);
                 }
             }
         }
@@ -602,6 +614,7 @@ fn check_fixed(before: &Config, after: &Config) -> Result<(), ServiceError> {
         ("control.listen", before.control.listen != after.control.listen),
         ("state", before.state != after.state),
         ("memory", before.memory != after.memory),
+        ("lend", before.lend != after.lend),
         ("traces", before.traces != after.traces),
         ("fleet", before.fleet != after.fleet),
     ];
@@ -634,7 +647,11 @@ fn entries_of(
 fn entry(config: &Config, model: &config::Model, tools: Tools<'_>) -> Result<Entry, ServiceError> {
     let engine = tools.engine(model)?;
     let supervisor = model.start.as_ref().map(|start| {
-        Supervisor::new(&model.name, start.clone(), config.state.as_deref())
+        let start = match &config.lend {
+            Some(lend) => with_lending(start.clone(), &lend.path()),
+            None => start.clone(),
+        };
+        Supervisor::new(&model.name, start, config.state.as_deref())
             .map(Arc::new)
             .map_err(|source| ServiceError::Supervise { model: model.name.clone(), source })
     });

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::config::CanaryKind;
+use crate::lending::LentTotals;
 use poorwill_front::requests::Recent;
 use poorwill_rotation_policy::{Refusal, StageName};
 
@@ -22,6 +23,8 @@ pub struct Snapshot {
     pub models: Vec<ModelNow>,
     /// The GPUs of these models.
     pub gpus: Vec<GpuNow>,
+    /// What the broker of lent memory has done; `None` without `[lend]`, or without an answer of the broker.
+    pub lending: Option<LentTotals>,
     /// The last swaps, newest first.
     pub swaps: Vec<Swap>,
 }
@@ -139,6 +142,8 @@ pub struct GpuNow {
     pub total_bytes: Option<u64>,
     /// Free bytes at the last measurement.
     pub free_bytes: Option<u64>,
+    /// Bytes that sleeping engines lent then, and give up when asked.
+    pub reclaimable_bytes: Option<u64>,
     /// The known need of the awake models on it.
     pub promised_bytes: u64,
     /// That need by model, where it is known.

@@ -120,7 +120,7 @@ fn every_key_can_be_set() {
     let config = parsed(text).unwrap();
     assert_eq!((config.front.body_max_bytes, config.front.head_max_bytes), (1 << 20, 16384));
     assert!(config.front.keys[0].matches("s3cret") && !config.front.keys[0].matches("s3creT"));
-    assert_eq!(config.memory, MemorySource::Processes { gpu_bytes: 8 << 30 });
+    assert_eq!(config.memory, MemorySource::Processes { gpu_bytes: 8 << 30, folder: None });
     assert_eq!(config.state.as_deref(), Some(std::path::Path::new("/var/lib/rotate")));
     let traces = config.traces.as_ref().unwrap();
     assert_eq!(

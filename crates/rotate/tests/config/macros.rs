@@ -51,7 +51,7 @@ fn names_are_replaced_wherever_there_is_text() {
     "#;
     let config = parse(text).unwrap();
     assert_eq!(config.state.as_deref(), Some(std::path::Path::new("/home/a/rotate/state")));
-    assert_eq!(config.memory, MemorySource::Processes { gpu_bytes: 8 << 30 });
+    assert_eq!(config.memory, MemorySource::Processes { gpu_bytes: 8 << 30, folder: None });
     let model = &config.models[0];
     assert_eq!((model.name.as_str(), &model.aliases[..]), ("m-8", &["m-8-alias".to_owned()][..]));
     let start = model.start.as_ref().unwrap();

@@ -104,7 +104,7 @@ struct Memory<S>(Arc<Mutex<S>>);
 impl<S: Sleeper + std::fmt::Debug> Meter for Memory<S> {
     fn measure<'a>(&'a self, gpus: &'a [Gpu]) -> Measured<'a> {
         let free_bytes = if self.0.lock().unwrap().has_memory() { 4 * GIB } else { 10 * GIB };
-        let memory = gpus.iter().map(|_| GpuMemory { free_bytes, total_bytes: 10 * GIB }).collect();
+        let memory = gpus.iter().map(|_| GpuMemory::new(free_bytes, 10 * GIB)).collect();
         Box::pin(async move { Ok(memory) })
     }
 }

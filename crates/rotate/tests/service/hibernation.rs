@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use poorwill_rotate::config::{Config, Hibernate};
 use poorwill_rotate::hibernation::{EngineProcesses, HibernateError, HibernationFuture, Hibernator};
+use poorwill_rotate::measure::Meter;
 use poorwill_rotate::service::{ModelCommand, Service, Snapshot};
 use poorwill_rotation_policy::StageName;
 use tokio::sync::Notify;
@@ -137,6 +138,16 @@ impl Rotation {
 
     /// The models on these GPUs.
     fn start_on(gpus: [usize; 3], hibernate: &str, fails_each: Option<u64>) -> Self {
+        Self::start_by(Machine::meter, gpus, hibernate, fails_each)
+    }
+
+    /// The same with a meter of the machine.
+    fn start_by(
+        meter: impl Fn(&Arc<Machine>) -> Arc<dyn Meter>,
+        gpus: [usize; 3],
+        hibernate: &str,
+        fails_each: Option<u64>,
+    ) -> Self {
         let mut text = format!(
             "[hibernate]\nwait_max = \"100ms\"\n{hibernate}\n[every_model]\nturn_max = \"50ms\"\npause_min = \"50ms\"\npause_max = \"200ms\"\n\
              wait_max = \"20s\"\nslack = \"256MiB\"\nstop_max = \"1s\"\n"
@@ -165,7 +176,7 @@ impl Rotation {
         });
         let connect = machine.connect();
         let hibernator: Arc<dyn Hibernator> = Arc::<Scripted>::clone(&helper);
-        let service = Service::start_with_hibernator(config, machine.meter(), &*connect, hibernator).unwrap();
+        let service = Service::start_with_hibernator(config, meter(&machine), &*connect, hibernator).unwrap();
         Self { machine, helper, service }
     }
 
@@ -301,4 +312,18 @@ async fn at_the_end_engines_come_back_one_after_the_other_on_each_gpu_and_at_onc
         assert!(together.contains(&set(&["a", "c"])), "{together:?}");
         assert!(!together.iter().any(|one| one.is_superset(&set(&["a", "b"]))), "{together:?}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_others_lend_is_given_up_before_an_engine_is_resumed() {
+    let rotation = Rotation::start_by(Machine::lending_meter, [0; 3], "after = \"0s\"", None);
+    rotation.until_all(StageName::Hibernating).await;
+    for _ in 0..3 {
+        for name in NAMES {
+            rotation.serve(name).await;
+        }
+    }
+    rotation.assert_well();
+    assert!(rotation.machine.lent_totals().taken_bytes > 0);
+    rotation.service.shut_down(TIMEOUT, true).await;
 }

@@ -162,7 +162,7 @@ impl Meter for FileMeter {
             return Box::pin(std::future::pending());
         }
         let free_bytes = if is_there { 4 * GIB } else { 10 * GIB };
-        let memory = gpus.iter().map(|_| GpuMemory { free_bytes, total_bytes: 10 * GIB }).collect();
+        let memory = gpus.iter().map(|_| GpuMemory::new(free_bytes, 10 * GIB)).collect();
         Box::pin(std::future::ready(Ok(memory)))
     }
 }

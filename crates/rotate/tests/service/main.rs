@@ -13,6 +13,8 @@ mod front;
 mod hibernation;
 mod hibernator;
 mod hung_meter;
+mod lending;
+mod lent;
 mod measure;
 mod meters;
 mod mock;

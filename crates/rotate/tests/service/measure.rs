@@ -152,7 +152,7 @@ fn devices_are_those_at_the_positions_of_nvml() {
         return played("measure::devices_are_those_at_the_positions_of_nvml", Some(&devices.join(",")));
     }
     let meter = Devices::default();
-    let memory = |free: u64, total: u64| GpuMemory { free_bytes: free * GIB, total_bytes: total * GIB };
+    let memory = |free: u64, total: u64| GpuMemory::new(free * GIB, total * GIB);
     assert_eq!(measured(&meter, &[1, 0]), Ok(vec![memory(20, 24), memory(50, 80)]));
     assert_eq!(measured(&meter, &[0]), Ok(vec![memory(50, 80)]));
     assert_eq!(tokio::runtime::Runtime::new().unwrap().block_on(meter.remark(Gpu(0))), None);

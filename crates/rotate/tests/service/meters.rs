@@ -105,7 +105,7 @@ impl Tree {
 }
 
 fn memory(free_bytes: u64, total_bytes: u64) -> GpuMemory {
-    GpuMemory { free_bytes, total_bytes }
+    GpuMemory::new(free_bytes, total_bytes)
 }
 
 const INTEL: DeviceDriver = DeviceDriver::Intel { total_bytes: None };

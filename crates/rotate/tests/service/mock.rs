@@ -6,8 +6,12 @@ use std::time::Duration;
 
 use poorwill_rotate::config::{CanaryKind, Model};
 use poorwill_rotate::engine::{Answer, Content, Engine, EngineError, EngineFuture};
-use poorwill_rotate::measure::{GpuMemory, Measured, Meter, MeterError};
+use poorwill_rotate::lending::{LendError, Lender, Lenders, Lent, LentTotals};
+use poorwill_rotate::measure::{GpuMemory, LentAs, Measured, Meter, MeterError, WithLent};
 use poorwill_rotation_policy::{EngineState, Gpu};
+
+/// The name of its GPU's memory.
+pub(crate) const MEMORY: &str = "GPU-0";
 
 /// A fault of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +65,10 @@ struct State {
     was_asked_off: bool,
     /// An engine woke without enough free memory.
     was_overcommitted: bool,
+    /// Whether engines lend what they hold when they sleep.
+    lends: bool,
+    /// What was lent, and what of it was freed for others.
+    totals: LentTotals,
 }
 
 #[derive(Debug, Default)]
@@ -68,6 +76,8 @@ pub(crate) struct OneEngine {
     is_awake: bool,
     pub(crate) is_off: bool,
     pub(crate) has_memory: bool,
+    /// It sleeps, and its memory is still there.
+    is_lent: bool,
     is_well: bool,
     set_fault: Option<Fault>,
 }
@@ -97,8 +107,9 @@ impl Machine {
     }
 
     fn used(&self, state: &State) -> u64 {
-        let held =
-            |one: &OneEngine| u64::from(one.has_memory) * self.each + u64::from(!one.is_off) * self.residue;
+        let held = |one: &OneEngine| {
+            u64::from(one.has_memory || one.is_lent) * self.each + u64::from(!one.is_off) * self.residue
+        };
         state.engines.values().map(held).sum()
     }
 
@@ -170,6 +181,24 @@ impl Machine {
         Arc::new(Gauge(Arc::clone(self)))
     }
 
+    /// From now on engines lend, as long as there is a broker. The meter knows of it.
+    pub(crate) fn lending_meter(self: &Arc<Self>) -> Arc<dyn Meter> {
+        self.state().lends = true;
+        let name = |_: Gpu| Some(MEMORY.to_owned());
+        Arc::new(WithLent::new(self.meter(), LentAs::Used, Arc::<Self>::clone(self), Arc::new(name)))
+    }
+
+    /// The broker ends, and with it all that is lent. Engines release what they hold from now on.
+    pub(crate) fn end_broker(&self) {
+        let mut state = self.state();
+        state.lends = false;
+        state.engines.values_mut().for_each(|one| one.is_lent = false);
+    }
+
+    pub(crate) fn lent_totals(&self) -> LentTotals {
+        self.state().totals
+    }
+
     #[allow(clippy::type_complexity)]
     pub(crate) fn connect(
         self: &Arc<Self>,
@@ -180,6 +209,31 @@ impl Machine {
             machine.state().urls.insert(model.name.clone(), model.url.clone());
             Ok(Arc::new(Wire { machine: Arc::clone(&machine), url: model.url.clone() }) as Arc<dyn Engine>)
         })
+    }
+}
+
+impl Lenders for Machine {
+    fn lent(&self) -> Result<Lent, LendError> {
+        let state = self.state();
+        if !state.lends {
+            return Err(LendError("no broker".to_owned()));
+        }
+        let lending = (0..).zip(state.engines.values()).filter(|(_, one)| one.is_lent);
+        let lender = |pid| Lender { memory: MEMORY.to_owned(), pid, lent_bytes: self.each };
+        Ok(Lent { lenders: lending.map(|(pid, _)| lender(pid)).collect(), totals: state.totals })
+    }
+
+    fn free(&self, memory: &str, bytes: u64, spared: &[u32]) -> Result<u64, LendError> {
+        assert_eq!(memory, MEMORY);
+        let mut state = self.state();
+        let mut freed = 0;
+        for (pid, one) in (0..).zip(state.engines.values_mut()) {
+            if one.is_lent && !spared.contains(&pid) && freed < bytes {
+                (one.is_lent, freed) = (false, freed + self.each);
+            }
+        }
+        state.totals.taken_bytes += freed;
+        Ok(freed)
     }
 }
 
@@ -194,7 +248,7 @@ impl Meter for Gauge {
                 let reason = format!("{used} bytes are in use of {}", self.0.total);
                 return Err(MeterError { gpu: gpus[0], reason });
             };
-            Ok(gpus.iter().map(|_| GpuMemory { free_bytes, total_bytes: self.0.total }).collect())
+            Ok(gpus.iter().map(|_| GpuMemory::new(free_bytes, self.0.total)).collect())
         })
     }
 }
@@ -248,10 +302,13 @@ impl Engine for Wire {
                 Some(Fault::Refuses) => return Err(self.refused()),
                 _ => {}
             }
+            let lends = self.machine.state().lends;
             self.machine.asked(&self.url, |one| {
                 (one.is_awake, one.is_well) = (false, false);
+                one.is_lent |= lends && one.has_memory;
                 one.has_memory &= one.set_fault == Some(Fault::KeepsMemory);
             });
+            self.machine.state().totals.lent_bytes += u64::from(lends) * self.machine.each;
             self.answered().await
         })
     }
@@ -265,7 +322,7 @@ impl Engine for Wire {
                 _ => {}
             }
             self.machine.asked(&self.url, |one| {
-                one.has_memory = true;
+                (one.has_memory, one.is_lent) = (true, false);
                 one.is_awake = one.set_fault != Some(Fault::WakesByHalf);
                 one.is_well = one.set_fault != Some(Fault::Gibberish);
             });

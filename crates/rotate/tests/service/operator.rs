@@ -9,6 +9,7 @@ use poorwill_front::settings::Control;
 use poorwill_rotate::config::Config;
 use poorwill_rotate::control::{ControlApi, Later, serve};
 use poorwill_rotate::fleet::{Membership, NotReady};
+use poorwill_rotate::lending::LentTotals;
 use poorwill_rotate::service::{
     EventKind, GpuNow, LeftModel, ModelCommand, ModelNow, PromiseNow, ServiceEvent, Snapshot, Swap, SwapPath,
     Swapping,
@@ -198,6 +199,7 @@ pub(crate) fn snapshot() -> Snapshot {
                 is_measured: true,
                 total_bytes: Some(80 << 30),
                 free_bytes: Some(9 << 30),
+                reclaimable_bytes: Some(3 << 30),
                 promised_bytes: 60 << 30,
                 models: vec![PromiseNow { model: "one".to_owned(), bytes: 60 << 30 }],
                 swapping: Swapping { recent_share: 0.5, recent_window_s: 61.5, share: 0.5, total_s: 30.75 },
@@ -208,12 +210,19 @@ pub(crate) fn snapshot() -> Snapshot {
                 is_measured: true,
                 total_bytes: None,
                 free_bytes: None,
+                reclaimable_bytes: None,
                 promised_bytes: 0,
                 models: Vec::new(),
                 swapping: Swapping::default(),
                 advice: None,
             },
         ],
+        lending: Some(LentTotals {
+            lent_bytes: 9 << 30,
+            taken_bytes: 4 << 30,
+            brought_back_bytes: 2 << 30,
+            given_up_bytes: 0,
+        }),
         swaps: vec![swap()],
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use poorwill_rotate::config::{Config, MemorySource};
+use poorwill_rotate::config::{Config, Lend, MemorySource};
 use poorwill_rotate::measure::{Held, Measured, Meter};
 use poorwill_rotate::service::{
     EventKind, ModelCommand, ModelNow, PromiseNow, Service, ServiceError, Snapshot, SwapPath,
@@ -342,12 +342,13 @@ async fn a_configuration_is_taken_over_while_requests_run() {
     wrong.models[0].url = "http://127.0.0.1:1".to_owned();
     let error = service.reload_with(wrong, machine.connect().into()).await.unwrap_err();
     assert!(matches!(&error, ServiceError::Changed { what: "url", .. }), "{error}");
-    for what in ["state", "memory", "traces", "front.listen", "control.listen"] {
+    for what in ["state", "memory", "lend", "traces", "front.listen", "control.listen"] {
         let mut wrong = changed.clone();
         let elsewhere = "127.0.0.1:9".parse().unwrap();
         match what {
             "state" => wrong.state = Some("/elsewhere".into()),
-            "memory" => wrong.memory = MemorySource::Processes { gpu_bytes: GIB },
+            "memory" => wrong.memory = MemorySource::Processes { gpu_bytes: GIB, folder: None },
+            "lend" => wrong.lend = Some(Lend::default()),
             "traces" => {
                 let text = "[traces]\nendpoint = \"http://127.0.0.1:4318/v1/traces\"\n\
                             [[model]]\nname = \"a\"\nurl = \"http://127.0.0.1:9000\"";

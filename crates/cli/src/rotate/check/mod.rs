@@ -158,7 +158,7 @@ pub(super) fn run(path: &Path) -> Result<CheckReport, Failure> {
     }
     match config.memory {
         MemorySource::Devices(driver) => found.devices(&config, &Devices::by(driver))?,
-        MemorySource::Declared { gpu_bytes } | MemorySource::Processes { gpu_bytes } => {
+        MemorySource::Declared { gpu_bytes } | MemorySource::Processes { gpu_bytes, .. } => {
             gpus_of(&config).iter().for_each(|(gpu, models)| found.needs(*gpu, gpu_bytes, models));
         }
     }

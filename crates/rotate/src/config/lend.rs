@@ -1,0 +1,53 @@
+//! `[lend]`: whether engines lend what they hold while they sleep, and by which broker.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use poorwill_front::settings::SectionMistakes;
+use serde::Deserialize;
+
+use super::{Lend, MemorySource};
+use crate::measure::DeviceDriver;
+
+/// A socket's name has so many bytes at most.
+const PATH_BYTES_MAX: usize = 107;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RawLend {
+    broker: Option<PathBuf>,
+}
+
+impl RawLend {
+    pub(super) fn checked(self, memory: &MemorySource, mistakes: &mut SectionMistakes<'_>) -> Lend {
+        if let Some(path) = &self.broker {
+            let (shown, length) = (path.display(), path.as_os_str().as_bytes().len());
+            mistakes.add_if(
+                !path.is_absolute(),
+                format!(
+                    "broker is `{shown}`; give the whole path, since engines run in folders of their own"
+                ),
+            );
+            mistakes.add_if(
+                length > PATH_BYTES_MAX,
+                format!(
+                    "broker has {length} bytes, and a socket's path {PATH_BYTES_MAX} at most; shorten it"
+                ),
+            );
+        }
+        let reason = match memory {
+            MemorySource::Devices(DeviceDriver::Any | DeviceDriver::Nvml) => None,
+            MemorySource::Processes { folder: Some(_), .. } => None,
+            MemorySource::Processes { folder: None, .. } => Some(
+                "simulated GPUs lend by a folder that their engines share; say folder = \"/some/folder\" under [memory]",
+            ),
+            MemorySource::Devices(_) | MemorySource::Declared { .. } => Some(
+                "it is for GPUs that NVML measures, and for simulated ones; leave [lend] out, or measure otherwise",
+            ),
+        };
+        if let Some(reason) = reason {
+            mistakes.add(reason);
+        }
+        Lend { broker: self.broker }
+    }
+}
