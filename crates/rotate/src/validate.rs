@@ -250,7 +250,8 @@ impl Walk<'_, '_> {
         let gpus = status["gpus"].as_array().map(Vec::as_slice).unwrap_or_default();
         let used = |gpu: &Gpu| {
             let now = gpus.iter().find(|now| now["gpu"].as_u64() == u64::try_from(gpu.0).ok())?;
-            now["total_bytes"].as_u64()?.checked_sub(now["free_bytes"].as_u64()?)
+            let lent_bytes = now["reclaimable_bytes"].as_u64().unwrap_or_default();
+            now["total_bytes"].as_u64()?.checked_sub(now["free_bytes"].as_u64()?)?.checked_sub(lent_bytes)
         };
         Ok(self.model.rules.gpus.iter().map(used).collect())
     }

@@ -46,7 +46,7 @@ pub(crate) fn status_text(status: &Value) -> String {
     for column in models.column_iter_mut().skip(2).take(8) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    let mut gpus = table(["GPU", "total", "free", "promised"]);
+    let mut gpus = table(["GPU", "total", "free", "lent", "promised"]);
     for gpu in status["gpus"].as_array().into_iter().flatten() {
         let bytes = |key: &str| gpu[key].as_u64().map_or_else(|| "not known".to_owned(), size);
         let declared = if gpu["is_measured"] == false { " (declared, not measured)" } else { "" };
@@ -54,6 +54,7 @@ pub(crate) fn status_text(status: &Value) -> String {
             format!("{}{declared}", text(&gpu["gpu"])),
             bytes("total_bytes"),
             bytes("free_bytes"),
+            bytes("reclaimable_bytes"),
             bytes("promised_bytes"),
         ]);
     }

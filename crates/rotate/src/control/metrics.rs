@@ -18,6 +18,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::fleet::Membership;
+use crate::lending::LentTotals;
 use crate::service::{EventKind, LEAVING, ModelNow, ServiceEvent, Snapshot};
 
 const PREFIX: &str = "poorwill_rotate";
@@ -174,6 +175,9 @@ impl Metrics {
         encode_registry(&mut text, &self.registry)?;
         encode_registry(&mut text, &of_models(now))?;
         encode_registry(&mut text, &of_gpus(now))?;
+        if let Some(totals) = &now.lending {
+            encode_registry(&mut text, &of_lending(totals))?;
+        }
         if let Some(fleet) = fleet {
             encode_registry(&mut text, &of_fleet(fleet))?;
         }
@@ -307,6 +311,8 @@ fn of_gpus(now: &Snapshot) -> Registry {
         family
     };
     let free = bytes("gpu_free", "Memory of the GPU that was free at the last measurement");
+    let help = "Memory of the GPU that sleeping engines lent at the last measurement, and give up when asked";
+    let reclaimable = bytes("gpu_reclaimable", help);
     let total = bytes("gpu_total", "All memory of the GPU");
     let promised = bytes("gpu_promised", "Memory of the GPU that its awake models are known to need");
     for gpu in &now.gpus {
@@ -319,13 +325,33 @@ fn of_gpus(now: &Snapshot) -> Registry {
             .count();
         residents.get_or_create(&of).set(wide(up));
         swapping.get_or_create(&of).inc_by(gpu.swapping.total_s);
-        for (family, bytes) in [(&free, gpu.free_bytes), (&total, gpu.total_bytes)] {
+        let measured =
+            [(&free, gpu.free_bytes), (&reclaimable, gpu.reclaimable_bytes), (&total, gpu.total_bytes)];
+        for (family, bytes) in measured {
             if let Some(bytes) = bytes {
                 family.get_or_create(&of).set(bytes);
             }
         }
         promised.get_or_create(&of).set(gpu.promised_bytes);
     }
+    registry
+}
+
+/// As the broker counts: they begin again with it.
+fn of_lending(totals: &LentTotals) -> Registry {
+    let mut registry = Registry::with_prefix(PREFIX);
+    let mut bytes = |name: &str, help: &str, bytes: u64| {
+        let counter = Counter::<u64, AtomicU64>::default();
+        counter.inc_by(bytes);
+        registry.register_with_unit(name, help, Unit::Bytes, counter);
+    };
+    bytes("lent", "Memory that sleeping engines lent, since the broker began", totals.lent_bytes);
+    let help = "Lent memory that was freed, or handed over to those who asked";
+    bytes("lent_taken", help, totals.taken_bytes);
+    let help = "Lent memory that its lenders took back";
+    bytes("lent_brought_back", help, totals.brought_back_bytes);
+    let help = "Memory that owners gave up when the broker asked";
+    bytes("lent_given_up", help, totals.given_up_bytes);
     registry
 }
 

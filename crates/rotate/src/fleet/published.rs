@@ -87,8 +87,9 @@ pub(super) fn published(
     };
     for gpu in &snapshot.gpus {
         let (Some(total_bytes), Some(free_bytes)) = (gpu.total_bytes, gpu.free_bytes) else { continue };
-        // What awake models have is theirs to give; what else is taken, others have.
-        let budget_bytes = rounded(free_bytes.saturating_add(gpu.promised_bytes)).min(total_bytes);
+        // What awake models have is theirs to give, and what is lent as well; what else is taken, others have.
+        let available_bytes = free_bytes.saturating_add(gpu.reclaimable_bytes.unwrap_or_default());
+        let budget_bytes = rounded(available_bytes.saturating_add(gpu.promised_bytes)).min(total_bytes);
         node.gpus[gpu.gpu] = GpuRecord { total_bytes, budget_bytes };
     }
     let mut models = BTreeMap::new();

@@ -400,7 +400,8 @@ function makeGpu(gpu) {
   const legend = el("ul", "parts");
   legend.setAttribute("aria-label", `Memory of GPU ${gpu.gpu} by model`);
   const [list, nodes] = facts([
-    ["used", "Used"], ["promised", "Promised", "promised"], ["free", "Free", "free"], ["swapping", "Swapping"],
+    ["used", "Used"], ["promised", "Promised", "promised"], ["free", "Free", "free"], ["lent", "Lent"],
+    ["swapping", "Swapping"],
   ]);
   const advice = el("p", "advice");
   row.append(title, bar, legend, list, advice);
@@ -461,7 +462,9 @@ function showOwners({ owned, legend }, gpu, inUse) {
 function fillGpu(row, gpu) {
   const { total, bar, used, promised, nodes } = row.parts;
   const isKnown = gpu.total_bytes !== null && gpu.total_bytes > 0 && gpu.free_bytes !== null;
-  const inUse = isKnown ? Math.max(0, gpu.total_bytes - gpu.free_bytes) : null;
+  // What sleeping engines lend is theirs no more than free memory is.
+  const lent = gpu.reclaimable_bytes ?? null;
+  const inUse = isKnown ? Math.max(0, gpu.total_bytes - gpu.free_bytes - (lent ?? 0)) : null;
   const share = (count) => (isKnown ? `${Math.min(100, (count / gpu.total_bytes) * 100)}%` : "0%");
   const declared = gpu.is_measured === false ? " declared, nothing is measured" : "";
   put(total, gpu.total_bytes === null ? "not measured yet" : bytes(gpu.total_bytes) + declared);
@@ -472,6 +475,7 @@ function fillGpu(row, gpu) {
   put(nodes.used, bytes(inUse));
   put(nodes.promised, bytes(gpu.promised_bytes));
   put(nodes.free, bytes(gpu.free_bytes));
+  put(nodes.lent, bytes(lent));
   const { recent_share: recent, recent_window_s: length, share: whole } = gpu.swapping;
   const percent = (part) => `${Math.round(100 * part)} %`;
   put(nodes.swapping, `${percent(recent)} of ${span(length).replace(/ 0 s$/, "")}, ${percent(whole)} since the start`);
