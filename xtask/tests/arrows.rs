@@ -36,7 +36,6 @@ const ARROWS: &[(&str, &[&str])] = &[
         "poorwill-rotate",
         &[
             "poorwill",
-            "poorwill-broker",
             "poorwill-driver",
             "poorwill-fleet",
             "poorwill-front",

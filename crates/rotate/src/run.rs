@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use poorwill_broker::Client;
+use poorwill::broker::Client;
 use poorwill_front::backend::Backend;
 use poorwill_front::proxy::{self, Timeouts};
 use poorwill_front::requests::Requests;

@@ -94,7 +94,7 @@ impl Lend {
     /// Where the broker is.
     #[must_use]
     pub fn path(&self) -> PathBuf {
-        self.broker.clone().unwrap_or_else(poorwill_broker::default_path)
+        self.broker.clone().unwrap_or_else(poorwill::broker::default_path)
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use poorwill_broker::{Ask, Client, ClientError, Hello};
+use poorwill::broker::{Ask, Client, ClientError, Hello};
 
 use super::lenders::{LendError, Lender, Lenders, Lent, LentTotals};
 

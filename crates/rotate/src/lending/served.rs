@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use poorwill_broker::{Broker, BrokerError, BrokerOptions, BrokerStop};
+use poorwill::broker::{Broker, BrokerError, BrokerOptions, BrokerStop};
 
 /// A broker that runs. Dropping it ends it soon.
 #[derive(Debug)]

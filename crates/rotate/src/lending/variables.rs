@@ -17,3 +17,28 @@ pub(crate) fn with_lending(mut start: Start, broker: &Path) -> Start {
     }
     start
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+
+    fn variables(environment: &str) -> Vec<(String, String)> {
+        let text = format!(
+            "[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:1\"\ncommand = [\"true\"]\n\
+             environment = {{ {environment} }}\n"
+        );
+        let start = Config::parse(&text, &|_| Ok(String::new())).unwrap().models.remove(0).start.unwrap();
+        with_lending(start, Path::new("/run/b.sock")).environment.into_iter().collect()
+    }
+
+    #[test]
+    fn the_configuration_of_an_engine_goes_first() {
+        let both = |lend: &str, broker: &str| {
+            vec![(BROKER.to_owned(), broker.to_owned()), (LEND.to_owned(), lend.to_owned())]
+        };
+        assert_eq!(variables(""), both("1", "/run/b.sock"));
+        assert_eq!(variables("POORWILL_LEND = \"0\""), both("0", "/run/b.sock"));
+        assert_eq!(variables("POORWILL_BROKER = \"/other\""), both("1", "/other"));
+    }
+}

@@ -478,7 +478,7 @@ mod tests {
 
     use crate::engine::{Content, EngineFuture};
     use crate::hibernation::HibernationFuture;
-    use crate::measure::Measured;
+    use crate::measure::{Cleared, Measured};
 
     /// Answers probes in turn, the last one for good.
     #[derive(Debug)]
@@ -496,7 +496,7 @@ mod tests {
         }
 
         fn wake(&self) -> EngineFuture<'_, ()> {
-            unreachable!()
+            Box::pin(std::future::ready(Ok(())))
         }
 
         fn is_awake(&self) -> EngineFuture<'_, bool> {
@@ -514,6 +514,22 @@ mod tests {
     impl Meter for NoMeter {
         fn measure<'a>(&'a self, _gpus: &'a [Gpu]) -> Measured<'a> {
             unreachable!()
+        }
+    }
+
+    /// Records for what memory was cleared.
+    #[derive(Debug, Default)]
+    struct Clears(Mutex<Vec<(Option<Vec<u64>>, Vec<u32>)>>);
+
+    impl Meter for Clears {
+        fn measure<'a>(&'a self, _gpus: &'a [Gpu]) -> Measured<'a> {
+            unreachable!()
+        }
+
+        fn clear<'a>(&'a self, gpus: &'a [Gpu], need: Option<Vec<u64>>, spared: Vec<u32>) -> Cleared<'a> {
+            assert_eq!(gpus, [Gpu(0)]);
+            self.0.lock().unwrap().push((need, spared));
+            Box::pin(std::future::ready(()))
         }
     }
 
@@ -923,6 +939,50 @@ mod tests {
             timeout(Duration::from_secs(120), handle.end(&supervisor, Duration::from_secs(3600))).await;
         assert_eq!(ended, Ok(Ok(())));
         assert!(!supervisor.is_running());
+    }
+
+    #[tokio::test]
+    async fn all_is_given_up_for_a_start_and_a_wake_spares_its_own() {
+        let model = model("command = [\"sleep\", \"600\"]");
+        let supervisor = Arc::new(Supervisor::new("one", model.start.clone().unwrap(), None).unwrap());
+        let answers = VecDeque::from([Ok(EngineState::Gone), Ok(EngineState::Asleep)]);
+        let (engine, meter) = (Arc::new(Probed(Mutex::new(answers))), Arc::new(Clears::default()));
+        let tools = (Arc::clone(&meter) as _, Arc::new(NoHibernator) as _);
+        let handle = EngineHandle::new(&model, engine, Some(Arc::clone(&supervisor)), tools, None);
+        let limit = Duration::from_secs(60);
+        assert_eq!(handle.run(Task::Start, limit, None).await, TaskOutcome::Done);
+        assert_eq!(handle.run(Task::Wake, limit, Some(vec![7])).await, TaskOutcome::Done);
+        let pids = supervisor.processes();
+        supervisor.stop(Duration::ZERO).await.unwrap();
+        assert!(!pids.is_empty());
+        let cleared = meter.0.lock().unwrap().clone();
+        assert_eq!(cleared, [(None, Vec::new()), (Some(vec![7]), pids)]);
+    }
+
+    /// Its clearing never ends.
+    #[derive(Debug)]
+    struct Stuck;
+
+    impl Meter for Stuck {
+        fn measure<'a>(&'a self, _gpus: &'a [Gpu]) -> Measured<'a> {
+            unreachable!()
+        }
+
+        fn clear<'a>(&'a self, _: &'a [Gpu], _: Option<Vec<u64>>, _: Vec<u32>) -> Cleared<'a> {
+            Box::pin(std::future::pending())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_broker_that_is_stuck_delays_no_wake_for_long() {
+        let engine = Arc::new(Hung::default());
+        let tools = (Arc::new(Stuck) as _, Arc::new(NoHibernator) as _);
+        let handle = EngineHandle::new(&model(""), Arc::clone(&engine) as _, None, tools, None);
+        for limit in [Duration::from_secs(60), Duration::from_secs(1)] {
+            let woken = timeout(limit, handle.run(Task::Wake, limit, None)).await;
+            assert_eq!(woken, Ok(TaskOutcome::Done));
+        }
+        assert_eq!(*engine.wakes.lock().unwrap(), 2);
     }
 
     #[test]

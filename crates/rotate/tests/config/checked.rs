@@ -1024,3 +1024,31 @@ fn a_wrong_key_of_an_engine_of_the_kind_http_is_an_error_that_says_what_is_right
         }
     }
 }
+
+#[test]
+fn engines_lend_where_gpus_are_measured_by_nvml_or_have_a_folder() {
+    let model = "[[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:1\"\n";
+    assert_eq!(parsed(model).unwrap().lend, None);
+    let lend = parsed(&format!("[lend]\n{model}")).unwrap().lend.unwrap();
+    assert_eq!(lend.path(), poorwill::broker::default_path());
+    let named = parsed(&format!("[lend]\nbroker = \"/run/b.sock\"\n[memory]\nmeasure = \"nvml\"\n{model}"));
+    assert_eq!(named.unwrap().lend.unwrap().path(), std::path::Path::new("/run/b.sock"));
+    let simulated = "[memory]\nmeasure = \"processes\"\ngpu = \"8GiB\"\n";
+    let with_folder = format!("{simulated}folder = \"gpus\"\n[lend]\n{model}");
+    let folder = Some("gpus".into());
+    assert_eq!(parsed(&with_folder).unwrap().memory, MemorySource::Processes { gpu_bytes: 8 << 30, folder });
+    let long = format!("[lend]\nbroker = \"/{}\"\n", "b".repeat(107));
+    for (lines, words) in [
+        ("[lend]\nbroker = \"b.sock\"\n", "broker is `b.sock`; give the whole path"),
+        ("[lend]\nbroker = \"\"\n", "give the whole path"),
+        (&long, "broker has 108 bytes"),
+        (&format!("{simulated}[lend]\n"), "say folder = "),
+        (&format!("{simulated}folder = \"\"\n"), "folder is empty"),
+        ("[memory]\nfolder = \"gpus\"\n", "folder is where simulated GPUs lend"),
+        ("[memory]\nmeasure = \"amdgpu\"\n[lend]\n", "for GPUs that NVML measures"),
+        ("[lend]\nsocket = \"/run/b.sock\"\n", "unknown field `socket`"),
+    ] {
+        let reason = refused(&format!("{lines}{model}"));
+        assert!(reason.contains(words), "{reason}");
+    }
+}

@@ -80,6 +80,12 @@ pub(super) fn sections() -> Vec<(&'static str, &'static str, Vec<Key>)> {
                 ),
                 ("memory", "table", none(), "how GPU memory is measured"),
                 ("hibernate", "table", none(), "how sleeping engines leave their GPUs; none does without it"),
+                (
+                    "lend",
+                    "table",
+                    none(),
+                    "has engines [lend](../rotate.md#lend-memory) what they hold while they sleep; none does without it",
+                ),
                 ("fleet", "table", none(), "the [fleet](../fleet.md) of which this rotation is a node"),
                 ("front", "table", none(), "the listener for clients"),
                 ("control", "table", none(), "the listener for operators"),
@@ -282,6 +288,12 @@ pub(super) fn sections() -> Vec<(&'static str, &'static str, Vec<Key>)> {
                     "size of each GPU; required for `declared` and `processes`, and for `intel` where its driver \
                      does not report it",
                 ),
+                (
+                    "folder",
+                    "path",
+                    none(),
+                    "where simulated GPUs lend: GPU 0's engines share the folder `gpu0` in it as their host device",
+                ),
             ],
         ),
         (
@@ -319,6 +331,16 @@ pub(super) fn sections() -> Vec<(&'static str, &'static str, Vec<Key>)> {
                     "program and arguments of the helper process that does it; the default has `--journal STATE/hibernate` with a `state` folder",
                 ),
             ],
+        ),
+        (
+            "[lend]",
+            "[lend]",
+            vec![(
+                "broker",
+                "path",
+                "this user's: `poorwill/broker-v1.sock` in `$XDG_RUNTIME_DIR`, or else in `/tmp`".to_owned(),
+                "whole path of the broker's socket; the service serves it, unless another process does",
+            )],
         ),
         (
             "[[model]]",

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use poorwill_broker::{Client, Hello, LentChunk};
+use poorwill::broker::{Client, Hello, LentChunk};
 use poorwill_rotate::lending::{
     BrokerLink, LendError, Lender, Lenders, Lent, LentTotals, MemoryNames, ServedBroker,
 };
