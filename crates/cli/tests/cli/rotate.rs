@@ -77,6 +77,34 @@ fn two_models_of_which_one_fits_take_turns() {
 }
 
 #[test]
+fn what_sleeps_is_lent_until_it_wakes_or_another_model_lacks_it() {
+    let mut fixture = Fixture::of_two();
+    fixture.lends = true;
+    let truth = ["amber", "birch"].map(|name| fixture.truth(name, &PROMPTS, fixture::TOKENS));
+    let rotator = fixture.start(&[]);
+    let lending = |key: &str| fixture.status()["lending"][key].as_u64().unwrap_or_default();
+    let say = |model: usize, prompt: usize| {
+        let said = fixture.say(fixture.models[model].name, PROMPTS[prompt]);
+        assert_eq!(said, truth[model][prompt], "{}", rotator.log());
+    };
+    let held = 64 << 20;
+    until(&rotator, "each takes what the other has lent", || {
+        [0, 1].into_iter().for_each(|model| say(model, 0));
+        lending("taken_bytes") > 2 * held
+    });
+    let is_lent = |gpu: &Value| gpu["reclaimable_bytes"].as_u64().is_some_and(|bytes| bytes >= held);
+    until(&rotator, "one that is alone gets back what it has lent", || {
+        fixture.order(&["sleep", "birch", "--wait"]).succeeded();
+        let was_lent = is_lent(&fixture.status()["gpus"][0]);
+        let before = lending("brought_back_bytes");
+        say(1, 1);
+        was_lent && lending("brought_back_bytes") >= before + held
+    });
+    rotator.end();
+    fixture.assert_empty();
+}
+
+#[test]
 fn memory_that_cannot_be_measured_is_reported_at_the_start() {
     let mut fixture = Fixture::of_two();
     fixture.lacks_nvml = true;

@@ -198,3 +198,39 @@ fn times_have_two_digits() {
     let rounded = |ms| rounded_ms(Duration::from_millis(ms));
     assert_eq!([0, 7, 99, 104, 1999, 123_456].map(rounded), [0, 7, 99, 100, 1900, 120_000]);
 }
+
+#[test]
+fn what_is_lent_is_a_part_of_the_budget() {
+    use crate::service::{GpuNow, Swapping};
+
+    let text = "[fleet]\nname = \"f\"\nnode = \"n\"\netcd = [\"http://127.0.0.1:2379\"]\n\
+                [[model]]\nname = \"one\"\nurl = \"http://127.0.0.1:1\"\n";
+    let config = Config::parse(text, &|_| Ok(String::new())).unwrap();
+    let gpu = |reclaimable_bytes| GpuNow {
+        gpu: 0,
+        is_measured: true,
+        total_bytes: Some(80 << 30),
+        free_bytes: Some(10 << 30),
+        reclaimable_bytes,
+        promised_bytes: 20 << 30,
+        models: Vec::new(),
+        swapping: Swapping::default(),
+        advice: None,
+    };
+    for (reclaimable_bytes, budget_bytes) in
+        [(None, 30 << 30), (Some(5 << 30), 35 << 30), (Some(60 << 30), 80 << 30)]
+    {
+        let snapshot = Snapshot {
+            uptime_s: 0.0,
+            is_ending: false,
+            profile: None,
+            models: Vec::new(),
+            gpus: vec![gpu(reclaimable_bytes)],
+            lending: None,
+            swaps: Vec::new(),
+        };
+        let fleet = config.fleet.as_ref().unwrap();
+        let now = published(&snapshot, &config, fleet, "i", &mut Rates::default(), Instant::now());
+        assert_eq!(now.node.gpus[0].budget_bytes, budget_bytes);
+    }
+}

@@ -37,6 +37,8 @@ pub(crate) struct Fixture {
     pub(crate) tables: String,
     /// Whether GPUs are measured by an NVML that cannot be loaded.
     pub(crate) lacks_nvml: bool,
+    /// Whether engines share the GPU as a device, and lend what they hold while they sleep.
+    pub(crate) lends: bool,
 }
 
 /// A model, and its mock engine.
@@ -140,6 +142,7 @@ impl Fixture {
             has_keys: false,
             tables: String::new(),
             lacks_nvml: false,
+            lends: false,
         }
     }
 
@@ -149,9 +152,15 @@ impl Fixture {
             true => "measure = \"devices\"".to_owned(),
             false => format!("measure = \"processes\"\ngpu = \"{}\"", self.gpu),
         };
+        let (gpus, broker) = (self.folder.join("gpus"), self.folder.join("broker.sock"));
+        let (folder, lend) = match self.lends {
+            true => (format!("folder = {gpus:?}\n"), format!("[lend]\nbroker = {broker:?}\n")),
+            false => (String::new(), String::new()),
+        };
+        let device = format!("host:{}@{}", self.gpu, gpus.join("gpu0").display());
         let mut text = format!(
             "state = {:?}\n[front]\nlisten = \"127.0.0.1:{}\"\n{keys}[control]\nlisten = \"127.0.0.1:{}\"\n{keys}\
-             [memory]\n{memory}\n\
+             [memory]\n{memory}\n{folder}{lend}\
              [every_model]\nresidence_min = \"50ms\"\nturn_max = \"500ms\"\nslack = \"4MiB\"\nwait_max = \"90s\"\n\
              sleep_max = \"60s\"\nrelease_max = \"60s\"\nwake_max = \"60s\"\ncanary_max = \"60s\"\nstart_max = \"60s\"\n\
              stop_max = \"60s\"\npause_min = \"100ms\"\npause_max = \"1s\"\n{}",
@@ -173,6 +182,9 @@ impl Fixture {
             }
             words.extend([env!("CARGO_BIN_EXE_poorwill"), "mock-engine", "--listen", &listen]);
             words.extend(["--model", name, "--bytes", bytes]);
+            if self.lends {
+                words.extend(["--device", &device]);
+            }
             words.extend(more);
             words.extend(made.iter().map(String::as_str));
             writeln!(
