@@ -4,15 +4,15 @@ use std::fmt;
 
 use serde::Serialize;
 
-/// What one process lends of one memory.
+/// What one process lends of one memory, or keeps there until it is asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lender {
     /// The name of the memory that all processes of the computer agree on.
     pub memory: String,
     /// The process.
     pub pid: u32,
-    /// What is still there.
-    pub lent_bytes: u64,
+    /// What can be had of it: what it lent and is still there, and what it gives up when asked.
+    pub reclaimable_bytes: u64,
 }
 
 /// Sums since the broker began.
@@ -38,11 +38,11 @@ pub struct Lent {
 }
 
 impl Lent {
-    /// What is lent of this memory, by processes that are wanted.
+    /// What can be had of this memory, of processes that are wanted.
     #[must_use]
     pub fn bytes(&self, memory: &str, is_wanted: impl Fn(u32) -> bool) -> u64 {
         let of_it = self.lenders.iter().filter(|one| one.memory == memory && is_wanted(one.pid));
-        of_it.fold(0, |sum, one| sum.saturating_add(one.lent_bytes))
+        of_it.fold(0, |sum, one| sum.saturating_add(one.reclaimable_bytes))
     }
 }
 

@@ -14,6 +14,9 @@ use super::lenders::{LendError, Lender, Lenders, Lent, LentTotals};
 /// How long a broker that has not answered is asked nothing.
 const PAUSE: Duration = Duration::from_secs(5);
 
+/// For owners of the only copy, which make a backup before they give it up.
+const GIVE_UP_MAX: Duration = Duration::from_secs(5);
+
 /// As what the service is known to the broker.
 const NAME: &str = "rotation";
 
@@ -88,7 +91,7 @@ impl Lenders for BrokerLink {
         let lenders = status.lenders.into_iter().map(|one| Lender {
             memory: one.device,
             pid: one.pid,
-            lent_bytes: one.lent_bytes,
+            reclaimable_bytes: one.lent_bytes.saturating_add(one.announced_bytes),
         });
         let totals = LentTotals {
             lent_bytes: status.totals.lent_bytes,
@@ -100,7 +103,7 @@ impl Lenders for BrokerLink {
     }
 
     fn free(&self, memory: &str, bytes: u64, spared: &[u32]) -> Result<u64, LendError> {
-        let ask = Ask::freeing(bytes).sparing(spared.to_vec());
+        let ask = Ask::freeing(bytes).sparing(spared.to_vec()).waiting(GIVE_UP_MAX);
         let asked = self.call(memory, |client| client.ask(&ask))?;
         Ok(asked.freed_bytes.saturating_add(asked.given_up_bytes))
     }

@@ -29,7 +29,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 const STORE_MAX: Duration = Duration::from_secs(5);
 
 /// For lent memory to be given up.
-const CLEAR_MAX: Duration = Duration::from_secs(3);
+const CLEAR_MAX: Duration = Duration::from_secs(8);
 
 /// For SIGTERM, where an engine answers nothing any more.
 const SILENT_GRACE: Duration = Duration::from_secs(2);

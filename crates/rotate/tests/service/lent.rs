@@ -44,10 +44,10 @@ impl Lenders for Scripted {
         if self.is_silent {
             return Err(LendError("silent".to_owned()));
         }
-        let lender = |(pid, memory, lent_bytes): &(u32, &str, u64)| Lender {
+        let lender = |(pid, memory, bytes): &(u32, &str, u64)| Lender {
             memory: (*memory).to_owned(),
             pid: *pid,
-            lent_bytes: *lent_bytes,
+            reclaimable_bytes: *bytes,
         };
         let totals = LentTotals { lent_bytes: 7, ..LentTotals::default() };
         Ok(Lent { lenders: self.lends.iter().map(lender).collect(), totals })
@@ -141,15 +141,17 @@ fn a_link_knows_what_a_broker_has_and_finds_the_next_one() {
             let broker = ServedBroker::start(&path).unwrap();
             assert!(ServedBroker::start(&path).is_none(), "it is served already");
             let client = lend(&path, "a", &[30, 20, 10]);
+            client.on_give_up(|bytes| bytes).unwrap();
+            client.announce(40).unwrap();
             let lent = link.lent().unwrap();
             let pid = std::process::id();
-            assert_eq!(lent.lenders, [Lender { memory: "a".to_owned(), pid, lent_bytes: 60 }]);
+            assert_eq!(lent.lenders, [Lender { memory: "a".to_owned(), pid, reclaimable_bytes: 100 }]);
             assert_eq!((lent.totals.lent_bytes, lent.totals.taken_bytes), (60, 0));
             assert_eq!(link.free("a", u64::MAX, &[pid]), Ok(0), "it is spared");
             assert_eq!(link.free("b", u64::MAX, &[]), Ok(0));
             let some = link.free("a", 15, &[]).unwrap();
             assert!((15..60).contains(&some), "{some}");
-            assert_eq!(link.free("a", u64::MAX, &[]), Ok(60 - some));
+            assert_eq!(link.free("a", u64::MAX, &[]), Ok(100 - some), "what was announced is given up");
             assert_eq!(link.lent().unwrap().lenders, []);
             assert!(client.take_back(None).unwrap().is_empty());
             broker.end();

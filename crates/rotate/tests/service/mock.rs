@@ -219,7 +219,7 @@ impl Lenders for Machine {
             return Err(LendError("no broker".to_owned()));
         }
         let lending = (0..).zip(state.engines.values()).filter(|(_, one)| one.is_lent);
-        let lender = |pid| Lender { memory: MEMORY.to_owned(), pid, lent_bytes: self.each };
+        let lender = |pid| Lender { memory: MEMORY.to_owned(), pid, reclaimable_bytes: self.each };
         Ok(Lent { lenders: lending.map(|(pid, _)| lender(pid)).collect(), totals: state.totals })
     }
 
