@@ -300,8 +300,8 @@ impl Policy {
         })
     }
 
-    /// What a wake or a resume takes on each of a model's GPUs; `None` until a sleep was measured: an operator may have said
-    /// too little.
+    /// What a wake or a resume takes on each of a model's GPUs. `None` until a sleep was measured, since an operator may have
+    /// said too little.
     #[must_use]
     pub fn measured_need(&self, model: ModelId, task: Task) -> Option<Vec<u64>> {
         let model = self.models.get(model.0).filter(|model| model.held.is_some())?;

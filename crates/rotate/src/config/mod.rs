@@ -46,7 +46,7 @@ pub struct Config {
     pub memory: MemorySource,
     /// How engines hibernate; `None` if none does.
     pub hibernate: Option<Hibernate>,
-    /// How engines lend what they hold while they sleep; `None` if none is told to.
+    /// How engines lend what they hold while they sleep; `None` if they do not.
     pub lend: Option<Lend>,
     /// The fleet; `None` for a node that belongs to none.
     pub fleet: Option<Fleet>,

@@ -9,10 +9,8 @@ mod lenders;
 mod link;
 mod memory_names;
 mod served;
-mod variables;
 
 pub use self::lenders::{LendError, Lender, Lenders, Lent, LentTotals};
 pub use self::link::BrokerLink;
 pub use self::memory_names::{MemoryNames, of_devices, of_simulated, simulated_folder};
 pub use self::served::ServedBroker;
-pub(crate) use self::variables::with_lending;

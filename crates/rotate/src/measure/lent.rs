@@ -28,12 +28,12 @@ pub struct WithLent {
     counts: LentAs,
     lenders: Arc<dyn Lenders>,
     names: MemoryNames,
-    told: Arc<Told>,
+    said: Arc<Said>,
 }
 
 /// What the log has said already.
 #[derive(Debug, Default)]
-struct Told {
+struct Said {
     is_silent: AtomicBool,
     is_nameless: AtomicBool,
 }
@@ -42,17 +42,17 @@ impl WithLent {
     /// What these lend, on the memory of these names.
     #[must_use]
     pub fn new(inner: Arc<dyn Meter>, counts: LentAs, lenders: Arc<dyn Lenders>, names: MemoryNames) -> Self {
-        Self { inner, counts, lenders, names, told: Arc::default() }
+        Self { inner, counts, lenders, names, said: Arc::default() }
     }
 
     /// What is lent, and the names of these GPUs' memory.
     async fn lent(&self, gpus: &[Gpu]) -> (Lent, Vec<Option<String>>) {
-        let (lenders, names, told) =
-            (Arc::clone(&self.lenders), Arc::clone(&self.names), Arc::clone(&self.told));
+        let (lenders, names, said) =
+            (Arc::clone(&self.lenders), Arc::clone(&self.names), Arc::clone(&self.said));
         let gpus = gpus.to_vec();
         let asked = spawn_blocking(move || {
-            let named = gpus.iter().map(|gpu| told.named(*gpu, names(*gpu))).collect();
-            (told.answered(lenders.lent()).unwrap_or_default(), named)
+            let named = gpus.iter().map(|gpu| said.named(*gpu, names(*gpu))).collect();
+            (said.answered(lenders.lent()).unwrap_or_default(), named)
         });
         asked.await.unwrap_or_default()
     }
@@ -72,7 +72,7 @@ impl WithLent {
     }
 }
 
-impl Told {
+impl Said {
     fn answered<T>(&self, answer: Result<T, LendError>) -> Option<T> {
         match answer {
             Ok(answer) => {
@@ -155,9 +155,9 @@ impl Meter for WithLent {
     }
 
     fn lent_totals(&self) -> Totals<'_> {
-        let (lenders, told) = (Arc::clone(&self.lenders), Arc::clone(&self.told));
+        let (lenders, said) = (Arc::clone(&self.lenders), Arc::clone(&self.said));
         Box::pin(async move {
-            let asked = spawn_blocking(move || told.answered(lenders.lent()));
+            let asked = spawn_blocking(move || said.answered(lenders.lent()));
             asked.await.ok().flatten().map(|lent| lent.totals)
         })
     }
@@ -165,8 +165,8 @@ impl Meter for WithLent {
 
 impl WithLent {
     async fn free(&self, gpu: Gpu, name: String, bytes: u64, spared: Vec<u32>) {
-        let (lenders, told) = (Arc::clone(&self.lenders), Arc::clone(&self.told));
-        let asked = spawn_blocking(move || told.answered(lenders.free(&name, bytes, &spared)));
+        let (lenders, said) = (Arc::clone(&self.lenders), Arc::clone(&self.said));
+        let asked = spawn_blocking(move || said.answered(lenders.free(&name, bytes, &spared)));
         if let Some(freed_bytes) = asked.await.ok().flatten() {
             tracing::debug!(gpu = gpu.0, freed_bytes, "lent memory was given up");
         }

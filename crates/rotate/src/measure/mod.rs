@@ -98,8 +98,8 @@ pub trait Meter: fmt::Debug + Send + Sync {
         Box::pin(std::future::ready(None))
     }
 
-    /// Has lent memory of these GPUs given up before these processes take some without asking: so much that what is free
-    /// and what they lend themselves is their need, or all that others lend if that is not known.
+    /// Has others give up what they lend of these GPUs, before the spared processes take some without asking. They give up
+    /// what is lacking beside the free memory and what the spared lend themselves. Without a known need that is all.
     fn clear<'a>(&'a self, _gpus: &'a [Gpu], _need: Option<Vec<u64>>, _spared: Vec<u32>) -> Cleared<'a> {
         Box::pin(std::future::ready(()))
     }

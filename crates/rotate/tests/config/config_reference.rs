@@ -84,7 +84,7 @@ pub(super) fn sections() -> Vec<(&'static str, &'static str, Vec<Key>)> {
                     "lend",
                     "table",
                     none(),
-                    "has engines [lend](../rotate.md#lend-memory) what they hold while they sleep; none does without it",
+                    "has engines [lend](../lend.md#in-a-rotation) what they hold while they sleep; none does without it",
                 ),
                 ("fleet", "table", none(), "the [fleet](../fleet.md) of which this rotation is a node"),
                 ("front", "table", none(), "the listener for clients"),

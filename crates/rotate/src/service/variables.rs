@@ -1,4 +1,4 @@
-//! What engines are told by their environment, so that they lend.
+//! The variables by which engines of the service lend.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ const LEND: &str = "POORWILL_LEND";
 const BROKER: &str = "POORWILL_BROKER";
 
 /// With both variables, unless the configuration sets them.
-pub(crate) fn with_lending(mut start: Start, broker: &Path) -> Start {
+pub(super) fn with_lending(mut start: Start, broker: &Path) -> Start {
     let values = [(LEND, "1".to_owned()), (BROKER, broker.display().to_string())];
     for (name, value) in values {
         start.environment.entry(name.to_owned()).or_insert(value);
