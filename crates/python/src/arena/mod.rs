@@ -512,9 +512,10 @@ impl Arena {
     ///
     /// `level1` and `level2` choose "backup" or "drop" for such a sleep. `dropped` memory wakes as "zeros" or
     /// "undefined". `changes` are "compared" (unknown), "immutable" (promised; only a sample is compared) or
-    /// "volatile" (always copied; by a sleep that lends, only once others need the memory). `backups` are
-    /// "compact" (as codes where the arena compresses) or "viewable" (each block raw, at one host address);
-    /// best declared before the first allocation, too. Omitted options keep the tag's defaults.
+    /// "volatile" (always copied). A sleep that lends copies volatile bytes only once others need the memory.
+    ///
+    /// `backups` are "compact" (as codes where the arena compresses) or "viewable" (each block raw, at one host
+    /// address); best declared before the first allocation, too. Omitted options keep the tag's defaults.
     ///
     /// Raises TagError when the tag is in use, or declared, with another policy.
     #[pyo3(signature = (tag, *, level1=None, level2=None, dropped=None, changes=None, backups=None))]
