@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use poorwill::broker::{Broker, BrokerError, BrokerOptions, BrokerStop, raise_descriptor_limit};
+use poorwill::broker::{Broker, BrokerError, BrokerOptions, BrokerStop};
 
 /// A broker that runs. Dropping it ends it soon.
 #[derive(Debug)]
@@ -20,8 +20,6 @@ impl ServedBroker {
     /// Takes seconds if another broker begins or ends there.
     #[must_use]
     pub fn start(path: &Path) -> Option<Self> {
-        // Each lent chunk is an open file.
-        raise_descriptor_limit();
         let mut options = BrokerOptions::default();
         options.idle = Duration::MAX;
         let shown = path.display().to_string();
