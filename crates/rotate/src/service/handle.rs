@@ -517,9 +517,12 @@ mod tests {
         }
     }
 
+    /// A need, and the processes that are spared.
+    type Clearing = (Option<Vec<u64>>, Vec<u32>);
+
     /// Records for what memory was cleared.
     #[derive(Debug, Default)]
-    struct Clears(Mutex<Vec<(Option<Vec<u64>>, Vec<u32>)>>);
+    struct Clears(Mutex<Vec<Clearing>>);
 
     impl Meter for Clears {
         fn measure<'a>(&'a self, _gpus: &'a [Gpu]) -> Measured<'a> {

@@ -105,8 +105,7 @@ fn cleared(need: Option<Vec<u64>>) -> Vec<(String, u64, Vec<u32>)> {
     let meter = meter(&[10, 80], LentAs::Used, &lenders);
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(meter.clear(&[Gpu(0), Gpu(1)], need, vec![1, 3]));
-    let asked = std::mem::take(&mut *lenders.asked.lock().unwrap());
-    asked
+    std::mem::take(&mut *lenders.asked.lock().unwrap())
 }
 
 #[test]
