@@ -115,7 +115,7 @@ impl Pool {
     /// # Errors
     /// `InvalidConfig`: the device's memory cannot be given to other processes, or there is a broker already.
     pub fn lend_through(&self, broker: Arc<dyn Broker>) -> Result<()> {
-        self.shared.lend_through(Arc::clone(&broker))?;
+        let broker = self.shared.lend_through(broker)?;
         let shared = Arc::downgrade(&self.shared);
         broker.attach(Arc::new(move |bytes| {
             // What cannot be backed up stays.

@@ -168,7 +168,7 @@ impl Shared {
         self.broker.get()
     }
 
-    pub(super) fn lend_through(&self, broker: Arc<dyn Broker>) -> Result<()> {
+    pub(super) fn lend_through(&self, broker: Arc<dyn Broker>) -> Result<&Arc<dyn Broker>> {
         drop(self.open_state()?);
         if self.driver.info().memory_name.is_none() {
             let reason = format!(
@@ -178,13 +178,13 @@ impl Shared {
             return Err(PoolError::InvalidConfig { reason });
         }
         let mut memory = self.lock_memory()?;
-        if self.broker.set(broker).is_err() {
+        if self.broker.get().is_some() {
             return Err(PoolError::InvalidConfig {
                 reason: "the pool lends through another broker already".into(),
             });
         }
         memory.share_from(self.shape.large_bytes());
-        Ok(())
+        Ok(self.broker.get_or_init(|| broker))
     }
 
     pub(super) fn shape(&self) -> &Shape {
