@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use comfy_table::CellAlignment;
 use poorwill::ByteSize;
-use poorwill_broker::{Ask, BrokerStatus, Client, Hello};
+use poorwill_broker::{Ask, BrokerStatus, Client, ClientError, Hello};
 use poorwill_local::failure::{CommandOutput, Failure};
 use poorwill_local::text::table;
 use serde::Serialize;
@@ -28,19 +28,34 @@ pub(super) fn give_up(
     amount: Amount,
     wait_max: Duration,
 ) -> Result<GiveUpReport, Failure> {
-    let client = connect(path, &device)?;
     let (asked_bytes, bytes) = match amount {
         Amount::All => (None, Ask::ALL),
         Amount::Bytes(bytes) => (Some(bytes), bytes),
     };
+    let client = match connect(path, &device) {
+        Ok(client) => client,
+        // Nothing is lent then.
+        Err(ClientError::NotThere { .. }) => {
+            return Ok(GiveUpReport {
+                device,
+                asked_bytes,
+                freed_bytes: 0,
+                given_up_bytes: 0,
+                kept_bytes: 0,
+            });
+        }
+        Err(error) => return Err(error.into()),
+    };
     let asked = client.ask(&Ask::freeing(bytes).waiting(wait_max))?;
     let freed_bytes = asked.freed_bytes.saturating_add(asked.given_up_bytes);
-    Ok(GiveUpReport { device, asked_bytes, freed_bytes, given_up_bytes: asked.given_up_bytes })
+    // What is not lent at all is not kept.
+    let kept_bytes = client.status()?.reclaimable_bytes(&device).min(asked.missing_bytes);
+    Ok(GiveUpReport { device, asked_bytes, freed_bytes, given_up_bytes: asked.given_up_bytes, kept_bytes })
 }
 
-fn connect(path: &Path, device: &str) -> Result<Client, Failure> {
+fn connect(path: &Path, device: &str) -> Result<Client, ClientError> {
     let hello = Hello { device: device.to_owned(), name: NAME.to_owned() };
-    Ok(Client::connect(path, &hello, Client::TIMEOUT)?)
+    Client::connect(path, &hello, Client::TIMEOUT)
 }
 
 /// What a broker answered.
@@ -59,6 +74,8 @@ pub(super) struct GiveUpReport {
     freed_bytes: u64,
     /// Of this, what its owners had to back up first.
     given_up_bytes: u64,
+    /// What its owners could not give up in time.
+    kept_bytes: u64,
 }
 
 impl CommandOutput for FoundStatus {
@@ -97,8 +114,11 @@ impl CommandOutput for FoundStatus {
 }
 
 impl CommandOutput for GiveUpReport {
+    const MISMATCH: &'static str = "not all of it was given up";
+
     fn mismatch(&self) -> Option<&str> {
-        None
+        (self.kept_bytes > 0)
+            .then_some("its owners could not back it up in time; give them longer by --wait-max")
     }
 
     fn text(&self) -> String {

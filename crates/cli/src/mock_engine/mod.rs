@@ -49,7 +49,7 @@ pub(crate) fn run(args: MockEngineArgs) -> ExitCode {
 /// Where it lends, as its environment says.
 fn lending() -> Option<Lending> {
     let lending = Lending::default().named("mock engine");
-    let lending = match env::var_os("POORWILL_BROKER") {
+    let lending = match env::var_os("POORWILL_BROKER").filter(|path| !path.is_empty()) {
         Some(socket) => lending.at(socket),
         None => lending,
     };

@@ -61,10 +61,11 @@ impl MockEngine {
         assert!(answer.starts_with("HTTP/1.1 200 "), "{path}: {answer}");
     }
 
-    /// What the system says that it has of the machine's memory: resident, and its share of that.
+    /// What the system says that it has of the machine's memory: resident, and its share of what is in memory files.
     fn memory_bytes(&self) -> [u64; 2] {
         let text = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.child.id())).unwrap();
-        ["Rss:", "Pss:"].map(|name| {
+        // Without the program's own pages, which others that run it share.
+        ["Rss:", "Pss_Shmem:"].map(|name| {
             let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
             line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
         })

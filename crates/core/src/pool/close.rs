@@ -46,6 +46,7 @@ impl Shared {
         let streams: Vec<StreamId> = self.streams().all().collect();
         let ended = swept.and(memory.destroy_streams(&streams)).map_err(failed);
         drop(memory);
+        self.withdraw_left();
         // The backups went with the pool. The storage may keep the memory if it cannot release it.
         let _ = self.backups().trim();
         ended

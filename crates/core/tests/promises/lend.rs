@@ -15,6 +15,7 @@ use poorwill_testkit::broker::HeldMemory;
 use poorwill_testkit::device::{DeviceKind, TestDevice, skipped_unless};
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
+use poorwill_testkit::watchdog::TEST_TIMEOUT;
 
 const CHUNK: u64 = 4;
 const DEVICE: u64 = 96;
@@ -247,6 +248,62 @@ fn what_is_freed_or_closed_asleep_does_not_stay_lent() {
     world.wake();
     world.assert_reads(&third, 3);
     world.pool.close().unwrap();
+}
+
+#[test]
+fn what_is_closed_or_trimmed_leaves_the_broker() {
+    if !has_descriptors() {
+        return;
+    }
+    let world = World::open();
+    let block = world.loaded(2 * CHUNK, 1);
+    world.loaded(CHUNK, 2);
+    world.lend();
+    world.pool.free(block.id).unwrap();
+    world.pool.trim().unwrap();
+    world.pool.close().unwrap();
+    assert_eq!(world.broker.held_bytes(), 0);
+}
+
+#[test]
+fn only_what_can_come_back_is_lent() {
+    if !has_descriptors() {
+        return;
+    }
+    let world = World::open();
+    let (cached, live) = (world.loaded(3 * CHUNK, 1), world.loaded(2 * CHUNK, 2));
+    world.pool.free(cached.id).unwrap();
+    let slept = world.lend();
+    assert_eq!(
+        (world.granules(slept.lent_bytes), world.granules(slept.released_bytes)),
+        (2 * CHUNK, 3 * CHUNK)
+    );
+    world.wake();
+    world.assert_reads(&live, 2);
+    world.pool.close().unwrap();
+}
+
+#[test]
+fn a_wake_that_waits_sees_what_is_lent_meanwhile() {
+    // A share of a device does not count what others hold of it.
+    if skipped_unless(|kind| kind == DeviceKind::Host, "the device of this test is a share of one") {
+        return;
+    }
+    let device = TestDevice::open(DEVICE);
+    let first = World::on(device.clone(), Arc::default());
+    let block = first.loaded(60, 1);
+    first.pool.sleep(&SleepRequest::all(Level::One)).unwrap();
+    let second = World::on(device.clone(), Arc::clone(&first.broker));
+    second.loaded(60, 2);
+    let request = WakeRequest::all().within(TEST_TIMEOUT);
+    std::thread::scope(|scope| {
+        let waking = scope.spawn(|| first.pool.wake(&request).unwrap());
+        second.lend();
+        waking.join().unwrap();
+    });
+    first.assert_reads(&block, 1);
+    first.pool.close().unwrap();
+    second.pool.close().unwrap();
 }
 
 #[test]

@@ -7,13 +7,18 @@
 //! The ledger lists only what is certainly mapped. A mapping is entered after the driver's map, and closed
 //! before its unmap. It is reopened if the driver refuses; after a panic it stays closed.
 
+use std::collections::HashSet;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use poorwill_core::{BackingId, DeviceRange};
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::vm::Vm;
-use crate::ledger::{Ledger, Result, check_size};
+use crate::ledger::{Ledger, Result, check_size, invalid};
+
+/// The name of a file in memory that a process has while it holds imported memory.
+pub(super) const IMPORTS_MARK: &str = "poorwill-imported-memory";
 
 /// The context is entered for all calls.
 #[derive(Debug)]
@@ -23,12 +28,38 @@ pub(super) struct CudaState {
     turn: Mutex<()>,
     /// Reservations, and backings by the driver's handle.
     ledger: Mutex<Ledger<(), u64>>,
+    imports: Mutex<Imports>,
+}
+
+/// Memory that came from descriptors. While there is some, a restore of this process fails.
+#[derive(Debug, Default)]
+struct Imports {
+    backings: HashSet<BackingId>,
+    /// Those that inspect the process see it by its name.
+    mark: Option<OwnedFd>,
+}
+
+impl Imports {
+    fn add(&mut self, backing: BackingId) -> std::io::Result<()> {
+        if self.mark.is_none() {
+            self.mark = Some(memfd_create(IMPORTS_MARK, MemfdFlags::CLOEXEC)?);
+        }
+        self.backings.insert(backing);
+        Ok(())
+    }
+
+    fn remove(&mut self, backing: BackingId) {
+        self.backings.remove(&backing);
+        if self.backings.is_empty() {
+            self.mark = None;
+        }
+    }
 }
 
 impl CudaState {
     pub(super) fn new(granule_bytes: u64, vm: Vm) -> Self {
         let (turn, ledger) = (Mutex::default(), Mutex::new(Ledger::new(granule_bytes)));
-        Self { granule_bytes, vm, turn, ledger }
+        Self { granule_bytes, vm, turn, ledger, imports: Mutex::default() }
     }
 
     pub(super) fn shares_memory(&self) -> bool {
@@ -85,7 +116,18 @@ impl CudaState {
     pub(super) fn import(&self, memory: BorrowedFd<'_>, bytes: u64) -> Result<BackingId> {
         check_size(self.granule_bytes, bytes)?;
         let handle = self.vm.import(memory)?;
-        Ok(self.ledger().created(bytes, handle))
+        let backing = self.ledger().created(bytes, handle);
+        if let Err(error) = self.imports().add(backing) {
+            self.release(backing)?;
+            return Err(invalid(format!(
+                "no file can mark imported memory for those that hibernate it: {error}"
+            )));
+        }
+        Ok(backing)
+    }
+
+    fn imports(&self) -> MutexGuard<'_, Imports> {
+        self.imports.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Mapped or not: the driver keeps the memory until the last unmap.
@@ -94,6 +136,7 @@ impl CudaState {
         let handle = *self.ledger().check_release(backing)?.0;
         self.vm.release(handle)?;
         self.ledger().released(backing);
+        self.imports().remove(backing);
         Ok(())
     }
 

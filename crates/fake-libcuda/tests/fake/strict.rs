@@ -97,7 +97,7 @@ fn properties_and_sizes_are_checked() {
         Prop { location_kind: 2, ..good },
         Prop { device: 2, ..good },
         Prop { device: -1, ..good },
-        Prop { handle_types: 1, ..good },
+        Prop { handle_types: 2, ..good },
         Prop { flags: [0, 0, 0, 0, 1, 0, 0, 0], ..good },
     ] {
         assert_eq!(cuda.cuMemCreate(&raw mut handle, GRANULE, &wrong, 0), INVALID_VALUE, "{wrong:?}");

@@ -50,7 +50,7 @@ macro_rules! policy {
 /// Of a node.
 pub const NODE: Page = Page {
     html: html!("Poorwill rotation", "page/node.html", "page/node.js"),
-    policy: policy!("i+Gn9HSmcglnLPHWjIj6vN1JihFR08JkDsUIHC1kabs="),
+    policy: policy!("Zj9KbXZ0RvuRwfj0C+Sbu+Ztyl/QwTbM6GU6Sdwlkfw="),
 };
 
 /// Of a router.

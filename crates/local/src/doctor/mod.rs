@@ -28,7 +28,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<DoctorOutcome, Failure> {
         .on(args.device.clone())
         .budgeted(args.budget.clone().unwrap_or_default())
         .claiming(args.claims.clone())
-        .asking(std::env::var_os("POORWILL_BROKER").map(PathBuf::from));
+        .asking(std::env::var_os("POORWILL_BROKER").filter(|path| !path.is_empty()).map(PathBuf::from));
     let report = doctor::examine(&plan)?;
     let refused = report.refused().map(|(device, reason)| format!("{device}: {reason}"));
     Ok(DoctorOutcome { report, refused })

@@ -34,6 +34,8 @@ const DEVICE: &[&str] = &[
     "headroom_bytes",
     "process_used_bytes",
     "slice",
+    "reclaimable_bytes",
+    "memory_name",
     "shared_memory_per_block_bytes",
     "engine",
 ];

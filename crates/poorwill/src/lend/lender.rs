@@ -58,7 +58,8 @@ struct Started {
 impl Started {
     fn is_starting(&mut self, start_max: Duration) -> bool {
         // One that has ended is waited for here, so that nothing of it remains.
-        !self.answered && matches!(self.broker.try_wait(), Ok(None)) && self.at.elapsed() < start_max
+        let runs = matches!(self.broker.try_wait(), Ok(None));
+        runs && !self.answered && self.at.elapsed() < start_max
     }
 }
 
@@ -159,7 +160,12 @@ impl Broker for Lender {
     fn take_back(&self, ids: &[u64]) -> Result<Vec<Lent>, BrokerError> {
         // A broker that was lost has lost what it had.
         let Some(client) = self.present() else { return Ok(Vec::new()) };
-        let chunks = client.take_back(Some(ids)).map_err(|error| self.note(&error))?.into_iter();
+        let chunks = client.take_back(Some(ids)).map_err(|error| {
+            // With the connection goes all that was lent: nothing may stay that its pool has forgotten.
+            self.link().client = None;
+            self.note(&error)
+        });
+        let chunks = chunks?.into_iter();
         Ok(chunks.map(|LentChunk { id, bytes, descriptor }| Lent { id, bytes, descriptor }).collect())
     }
 

@@ -1,16 +1,33 @@
 //! `[lend]`: whether engines lend what they hold while they sleep, and by which broker.
 
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use poorwill_front::settings::SectionMistakes;
 use serde::Deserialize;
 
-use super::{Lend, MemorySource};
+use super::{Lend, MemorySource, Model};
 use crate::measure::DeviceDriver;
 
 /// A socket's name has so many bytes at most.
 const PATH_BYTES_MAX: usize = 107;
+
+/// Pools of the process lend what sleeps, unless it is 0.
+pub(crate) const LEND: &str = "POORWILL_LEND";
+
+/// Where their broker is.
+pub(crate) const BROKER: &str = "POORWILL_BROKER";
+
+/// An engine that lends where the service does not count with it seems to keep its memory.
+pub(super) fn check_environment(model: &Model, lend: Option<&Lend>, mistakes: &mut SectionMistakes<'_>) {
+    let value = |name: &str| model.start.as_ref().and_then(|start| start.environment.get(name));
+    let lends = value(LEND).is_some_and(|value| value != "0");
+    let reason = "its environment has POORWILL_LEND without a [lend]: add that, or leave it out";
+    mistakes.add_if(lends && lend.is_none(), reason);
+    let is_other = |broker: &String| lend.is_some_and(|lend| lend.path() != Path::new(broker));
+    let reason = "its environment has another POORWILL_BROKER than [lend]: leave it out";
+    mistakes.add_if(value(BROKER).is_some_and(is_other), reason);
+}
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]

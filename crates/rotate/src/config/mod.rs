@@ -27,6 +27,7 @@ use crate::measure::DeviceDriver;
 
 pub use self::calls::{AsleepCall, Call, HttpApi, SleepCalls};
 pub use self::fleet::Fleet;
+pub(crate) use self::lend::{BROKER, LEND};
 pub use self::names::{Selector, Strategy};
 pub use self::traces::TraceExport;
 pub use poorwill_front::file::{ConfigError, FilePlace, read as read_text};

@@ -12,7 +12,7 @@ use serde::de::IgnoredAny;
 use super::calls::RawHttp;
 use super::fleet::RawFleet;
 use super::hibernate::{RawHibernate, WITHOUT_HIBERNATE};
-use super::lend::RawLend;
+use super::lend::{self, RawLend};
 use super::model::{RawCanary, RawModel, RawRules};
 use super::names::RawSelector;
 use super::traces::RawTraces;
@@ -115,6 +115,10 @@ impl File {
             profiles: self.profile,
             secret_variables: BTreeSet::new(),
         };
+        for model in &config.models {
+            let mut of_model = mistakes.of(super::section(&model.name));
+            lend::check_environment(model, config.lend.as_ref(), &mut of_model);
+        }
         config.check_names(mistakes);
         config.check_addresses(mistakes);
         config.check_paths(mistakes);

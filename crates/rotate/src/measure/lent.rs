@@ -131,6 +131,10 @@ impl Meter for WithLent {
         self.inner.held(gpus, pids)
     }
 
+    fn counts_lent(&self) -> bool {
+        true
+    }
+
     fn clear<'a>(&'a self, gpus: &'a [Gpu], need: Option<Vec<u64>>, spared: Vec<u32>) -> Cleared<'a> {
         Box::pin(async move {
             // Without figures nothing is free.

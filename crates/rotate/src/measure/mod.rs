@@ -104,6 +104,11 @@ pub trait Meter: fmt::Debug + Send + Sync {
         Box::pin(std::future::ready(()))
     }
 
+    /// Whether it knows what is lent.
+    fn counts_lent(&self) -> bool {
+        false
+    }
+
     /// What the broker of lent memory has done.
     fn lent_totals(&self) -> Totals<'_> {
         Box::pin(std::future::ready(None))

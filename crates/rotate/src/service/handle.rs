@@ -174,6 +174,9 @@ impl EngineHandle {
 
     /// Has what others lend given up before its engine takes memory without asking. Without a known need that is all.
     async fn clear(&self, limit: Duration, need: Option<Vec<u64>>) {
+        if !self.meter.counts_lent() {
+            return;
+        }
         let clearing = async {
             let spared = self.processes().await.pids;
             self.meter.clear(&self.gpus, need, spared).await;
@@ -527,6 +530,10 @@ mod tests {
     impl Meter for Clears {
         fn measure<'a>(&'a self, _gpus: &'a [Gpu]) -> Measured<'a> {
             unreachable!()
+        }
+
+        fn counts_lent(&self) -> bool {
+            true
         }
 
         fn clear<'a>(&'a self, gpus: &'a [Gpu], need: Option<Vec<u64>>, spared: Vec<u32>) -> Cleared<'a> {
@@ -969,6 +976,10 @@ mod tests {
     impl Meter for Stuck {
         fn measure<'a>(&'a self, _gpus: &'a [Gpu]) -> Measured<'a> {
             unreachable!()
+        }
+
+        fn counts_lent(&self) -> bool {
+            true
         }
 
         fn clear<'a>(&'a self, _: &'a [Gpu], _: Option<Vec<u64>>, _: Vec<u32>) -> Cleared<'a> {

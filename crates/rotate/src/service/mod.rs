@@ -40,7 +40,7 @@ use self::handle::EngineHandle;
 pub(crate) use self::history::LEAVING;
 use self::names::{NamedModel, TargetNow};
 pub(crate) use self::swapping::RESTS;
-use self::variables::with_lending;
+use self::variables::of_lending;
 use crate::config::{self, Config};
 use crate::engine::{self, Engine, EngineError};
 use crate::hibernation::{Hibernator, Sets};
@@ -648,10 +648,8 @@ fn entries_of(
 fn entry(config: &Config, model: &config::Model, tools: Tools<'_>) -> Result<Entry, ServiceError> {
     let engine = tools.engine(model)?;
     let supervisor = model.start.as_ref().map(|start| {
-        let start = match &config.lend {
-            Some(lend) => with_lending(start.clone(), &lend.path()),
-            None => start.clone(),
-        };
+        let broker = config.lend.as_ref().map(config::Lend::path);
+        let start = of_lending(start.clone(), broker.as_deref());
         Supervisor::new(&model.name, start, config.state.as_deref())
             .map(Arc::new)
             .map_err(|source| ServiceError::Supervise { model: model.name.clone(), source })

@@ -2,16 +2,16 @@
 
 use std::path::Path;
 
-use crate::config::Start;
+use crate::config::{BROKER, LEND, Start};
 
-/// Pools of the process lend what sleeps.
-const LEND: &str = "POORWILL_LEND";
-/// Where the broker is.
-const BROKER: &str = "POORWILL_BROKER";
-
-/// With both variables, unless the configuration sets them.
-pub(super) fn with_lending(mut start: Start, broker: &Path) -> Start {
-    let values = [(LEND, "1".to_owned()), (BROKER, broker.display().to_string())];
+/// With both variables, unless the configuration sets them. Without a broker that is counted with, an engine must not
+/// lend: its sleeps would seem to release nothing.
+pub(super) fn of_lending(mut start: Start, broker: Option<&Path>) -> Start {
+    let values = match broker {
+        Some(broker) => vec![(LEND, "1".to_owned()), (BROKER, broker.display().to_string())],
+        None if std::env::var_os(LEND).is_some() => vec![(LEND, "0".to_owned())],
+        None => Vec::new(),
+    };
     for (name, value) in values {
         start.environment.entry(name.to_owned()).or_insert(value);
     }
@@ -29,7 +29,7 @@ mod tests {
              environment = {{ {environment} }}\n"
         );
         let start = Config::parse(&text, &|_| Ok(String::new())).unwrap().models.remove(0).start.unwrap();
-        with_lending(start, Path::new("/run/b.sock")).environment.into_iter().collect()
+        of_lending(start, Some(Path::new("/run/b.sock"))).environment.into_iter().collect()
     }
 
     #[test]
@@ -39,6 +39,5 @@ mod tests {
         };
         assert_eq!(variables(""), both("1", "/run/b.sock"));
         assert_eq!(variables("POORWILL_LEND = \"0\""), both("0", "/run/b.sock"));
-        assert_eq!(variables("POORWILL_BROKER = \"/other\""), both("1", "/other"));
     }
 }

@@ -1051,4 +1051,11 @@ fn engines_lend_where_gpus_are_measured_by_nvml_or_have_a_folder() {
         let reason = refused(&format!("{lines}{model}"));
         assert!(reason.contains(words), "{reason}");
     }
+    let engine =
+        |environment: &str| format!("{model}command = [\"true\"]\nenvironment = {{ {environment} }}\n");
+    let lends = refused(&engine("POORWILL_LEND = \"1\""));
+    assert!(lends.contains("POORWILL_LEND without a [lend]"), "{lends}");
+    assert!(parsed(&engine("POORWILL_LEND = \"0\"")).is_ok());
+    let other = refused(&format!("[lend]\n{}", engine("POORWILL_BROKER = \"/other\"")));
+    assert!(other.contains("another POORWILL_BROKER"), "{other}");
 }

@@ -63,10 +63,15 @@ impl Shared {
         let mut leaving = Vec::new();
         let wanted = bytes.saturating_sub(memory.counters().spare_bytes());
         self.lock_state().take_reclaimable(wanted, &mut leaving);
-        let refused = refused.or(self.dispose(memory, leaving)).or(self.drop_emptied(memory));
-        self.cache_left(memory);
-        let (freed_bytes, release_refused) = memory.release_spare(bytes, &[]);
-        (freed_bytes, refused.or(release_refused))
+        let refused = refused.or(self.dispose(memory, leaving));
+        let (mut freed_bytes, release_refused) = memory.release_spare(bytes, &[]);
+        let refused = refused.or(release_refused).or(self.drop_emptied(memory));
+        // Of segments that are gone.
+        for (id, bytes) in self.lock_state().lent_mut().take_left() {
+            // A refused release is deferred.
+            freed_bytes += memory.release_unmapped(id, bytes).map_or(0, |()| bytes);
+        }
+        (freed_bytes, refused)
     }
 
     pub(in crate::pool) fn trim(&self, wait_max: Option<Duration>) -> Result<u64> {
@@ -90,6 +95,7 @@ impl Shared {
         refused = refused.or(self.reclaim(&mut memory, u64::MAX).1);
         let released_bytes = before.saturating_sub(memory.counters().held_bytes());
         drop(memory);
+        self.withdraw_left();
         if let Some(source) = refused {
             return Err(PoolError::Driver { op: TRIM, source });
         }

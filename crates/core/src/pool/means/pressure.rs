@@ -70,7 +70,13 @@ impl Retry {
         drop(memory);
         if !std::mem::replace(&mut self.asked, true) {
             let given_bytes = match lack {
-                Lack::Device { absent_bytes, .. } => shared.ask(absent_bytes),
+                Lack::Device { absent_bytes, .. } => {
+                    // Enough may be free, and not in one piece.
+                    let obtainable_bytes = shared.obtainable_bytes().unwrap_or(0);
+                    let lacking_bytes = absent_bytes.saturating_sub(obtainable_bytes);
+                    let bytes = if lacking_bytes == 0 { absent_bytes } else { lacking_bytes };
+                    shared.ask(bytes, wait.deadline)
+                }
                 Lack::Limit => shared.give_up_own(wait.needed_bytes),
             };
             if given_bytes > 0 {

@@ -11,6 +11,7 @@ use crate::pool::parts::lent_chunks::{LentChunk, Whereabouts};
 use crate::pool::parts::physical::PhysicalMemory;
 use crate::pool::shared::{MemoryGuard, Shared};
 use crate::pool::state::PoolState;
+use crate::pool::tools::deadline::Deadline;
 use crate::pool::tools::error::Result;
 use crate::pool::tools::keys::{Location, TagKey};
 use crate::pool::tools::mapping::{Backing, Mapping};
@@ -41,7 +42,9 @@ impl Shared {
         let mut lending = Lending::default();
         let Some(broker) = self.broker() else { return (memory, lending) };
         lending.resident_bytes = self.lock_state().keep_resident(mappings, resident);
-        let mut order: Vec<usize> = (0..mappings.len()).collect();
+        // What has no chunk any more could never come back.
+        let has_chunk = self.lock_state().have_chunks(mappings);
+        let mut order: Vec<usize> = (0..mappings.len()).filter(|nth| has_chunk[*nth]).collect();
         order.sort_by_key(|nth| std::cmp::Reverse(mappings[*nth].range.bytes));
         let (mut lent, mut chosen) = (Vec::new(), Vec::new());
         for nth in order {
@@ -89,6 +92,7 @@ impl Shared {
     pub(super) fn bring_back(&self, tags: &[TagKey]) -> Result<u64> {
         let lent = self.open_state()?.lent_of(tags);
         let Some(broker) = self.broker().filter(|_| !lent.is_empty()) else { return Ok(0) };
+        self.withdraw_orphans(&**broker);
         let mut returned = taken_back(&**broker, &lent);
         let mut memory = self.lock_memory()?;
         let mut held: Vec<Mapping> = Vec::new();
@@ -144,7 +148,7 @@ impl Shared {
         }
     }
 
-    /// Has what these tags lend given up, and makes spare what is resident. Returns the bytes that were lent.
+    /// Has what these tags lend given up, all of which has backups or was dropped. Returns the bytes.
     pub(super) fn withdraw(&self, tags: &[TagKey]) -> Result<u64> {
         let lent = self.open_state()?.lent_of(tags);
         let Some(broker) = self.broker() else { return Ok(0) };
@@ -153,12 +157,7 @@ impl Shared {
             return Ok(0);
         }
         let bytes = taken_back(&**broker, &lent).values().map(|back| back.bytes).sum::<u64>();
-        let mut memory = self.lock_memory()?;
-        let mut state = self.lock_state();
-        state.note_back(&lent, &[]);
-        state.leave(&lent);
-        drop(state);
-        self.cache_left(&mut memory);
+        self.lock_state().note_back(&lent, &[]);
         Ok(bytes)
     }
 
@@ -166,6 +165,15 @@ impl Shared {
     pub(in crate::pool) fn cache_left(&self, memory: &mut PhysicalMemory) {
         let left = self.lock_state().lent_mut().take_left();
         left.into_iter().for_each(|(id, bytes)| memory.put_spare(id, bytes));
+    }
+
+    /// After addresses were given back; without locks.
+    pub(in crate::pool) fn withdraw_left(&self) {
+        if let Some(broker) = self.broker() {
+            self.withdraw_orphans(&**broker);
+            // A broker that does not hear of it asks in vain.
+            let _ = self.announce_resident();
+        }
     }
 
     /// What was lent at addresses that were given back since: they may be had again.
@@ -178,10 +186,15 @@ impl Shared {
     }
 
     /// Has others give up what they lend, then this pool what is resident. Returns the bytes; without locks.
-    pub(in crate::pool) fn ask(&self, bytes: u64) -> u64 {
+    pub(in crate::pool) fn ask(&self, bytes: u64, deadline: Deadline) -> u64 {
         let Some(broker) = self.broker() else { return 0 };
-        // Without an answer there is nothing to be had of others.
-        let given_bytes = broker.ask(bytes, ASK_MAX).unwrap_or(0);
+        // At first what needs no waiting: that shows whether the broker answers at all.
+        let Ok(mut given_bytes) = broker.ask(bytes, Duration::ZERO) else { return self.give_up_own(bytes) };
+        if given_bytes < bytes
+            && let Some(wait_max) = deadline.left(self.driver(), ASK_MAX)
+        {
+            given_bytes += broker.ask(bytes - given_bytes, wait_max).unwrap_or(0);
+        }
         given_bytes + self.give_up_own(bytes.saturating_sub(given_bytes))
     }
 }
@@ -198,6 +211,12 @@ impl PoolState {
     pub(super) fn lent_of(&self, tags: &[TagKey]) -> Vec<(Location, LentChunk)> {
         let keys = tags.iter().flat_map(|tag| self.heap().segments().keys_of(*tag));
         keys.flat_map(|key| self.lent().of_segment(key).collect::<Vec<_>>()).collect()
+    }
+
+    fn have_chunks(&self, mappings: &[Mapping]) -> Vec<bool> {
+        let segments = self.heap().segments();
+        let location = |mapping: &Mapping| (mapping.segment, mapping.range.addr);
+        mappings.iter().map(|mapping| segments.mapping(location(mapping)).is_some()).collect()
     }
 
     /// Keeps the memory of tags that are resident, where it has a chunk still. Returns the bytes.
@@ -218,9 +237,11 @@ impl PoolState {
         bytes
     }
 
-    /// What is resident of this has no more use.
-    fn leave(&mut self, lent: &[(Location, LentChunk)]) {
-        lent.iter().for_each(|(location, _)| self.lent_mut().leave(*location));
+    /// What is resident of a tag that was dropped has no more use.
+    pub(super) fn leave_all(&mut self, tag: TagKey) {
+        for (location, _) in self.lent_of(&[tag]) {
+            self.lent_mut().leave(location);
+        }
     }
 
     /// Of what was lent, `held` is back, and the rest of it gone. Returns what has no chunk any more.

@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use super::leaving::Leaving;
 use super::save::{Saved, Saver};
+use crate::driver::{BackingId, DeviceRange};
 use crate::lend::BrokerError;
 use crate::pool::parts::backups::{Save, saves};
 use crate::pool::parts::lent_chunks::{LentChunk, Whereabouts};
-use crate::pool::parts::physical::MapTimes;
+use crate::pool::parts::physical::{MapTimes, PhysicalMemory};
 use crate::pool::shared::Shared;
 use crate::pool::state::PoolState;
 use crate::pool::tools::deadline::Deadline;
@@ -34,6 +35,7 @@ impl Shared {
             (tags, live_bytes + state.lent().resident_bytes())
         };
         if !tags.is_empty() {
+            self.lock_state().lent_mut().set_announced(true);
             broker.announce(bytes)?;
         }
         Ok(tags)
@@ -58,11 +60,15 @@ impl Shared {
         report
     }
 
-    /// Says what is resident, if that is news.
+    /// Says what is resident, if some is, or the broker may believe so.
     pub(super) fn announce_resident(&self) -> std::result::Result<(), BrokerError> {
         let Some(broker) = self.broker() else { return Ok(()) };
-        let news = self.lock_state().lent_mut().news_for_broker();
-        news.map_or(Ok(()), |bytes| broker.announce(bytes))
+        let Some(bytes) = self.lock_state().lent_mut().news_for_broker() else { return Ok(()) };
+        let announced = broker.announce(bytes);
+        if announced.is_ok() && bytes == 0 {
+            self.lock_state().lent_mut().set_announced(false);
+        }
+        announced
     }
 
     pub(in crate::pool) fn give_up(&self, bytes: u64, wait_max: Duration) -> Result<u64> {
@@ -105,20 +111,28 @@ impl Shared {
         let evicted = self.evict_chunks(tags, &chosen);
         if evicted.is_err() {
             self.stay(tags);
+            // The device has these bytes. Backups of a part would be in the way of later ones.
+            self.lock_state().forget_backups_of(tags, &chosen);
         }
         evicted
     }
 
     fn evict_chunks(&self, tags: &[TagKey], chosen: &[Location]) -> Result<u64> {
         let at = |phase| move |source| PoolError::SleepFailed { phase, source };
+        let mut memory = self.lock_memory()?;
         let mut state = self.lock_state();
         state.put_in_place(chosen.iter().copied());
+        // Blocks were freed while they slept.
+        let left = state.lent_mut().take_left();
         let of_chosen = chosen.iter().filter(|location| state.lent().is_only_copy(**location));
         let chosen: &[Location] = &of_chosen.copied().collect::<Vec<_>>();
         let mut mappings: Vec<Mapping> =
             chosen.iter().filter_map(|location| state.heap().segments().mapping(*location)).collect();
         drop(state);
-        let mut memory = self.lock_memory()?;
+        let left_bytes = release_all(&mut memory, left);
+        if mappings.is_empty() {
+            return Ok(left_bytes);
+        }
         let mapped = memory.map(&mut mappings, &mut MapTimes::default());
         self.lock_state().heap_mut().segments_mut().store(&mappings);
         drop(memory);
@@ -137,7 +151,7 @@ impl Shared {
             state.lent_mut().forget(*location);
         }
         drop(state);
-        let bytes = unmapped.iter().map(|mapping| mapping.range.bytes).sum();
+        let bytes = left_bytes + unmapped.iter().map(|mapping| mapping.range.bytes).sum::<u64>();
         for mapping in &mut unmapped {
             // A release that the driver refuses is deferred, and tried again.
             let _ = memory.release(mapping);
@@ -157,7 +171,27 @@ impl Shared {
     }
 }
 
+/// A release that the driver refuses is deferred, and tried again. Returns the bytes.
+fn release_all(memory: &mut PhysicalMemory, left: Vec<(BackingId, u64)>) -> u64 {
+    let mut released_bytes = 0;
+    for (id, bytes) in left {
+        released_bytes += memory.release_unmapped(id, bytes).map_or(0, |()| bytes);
+    }
+    released_bytes
+}
+
 impl PoolState {
+    fn forget_backups_of(&mut self, tags: &[TagKey], chosen: &[Location]) {
+        for (segment, addr) in chosen {
+            let chunk = self.lent().get((*segment, *addr)).filter(|chunk| chunk.whereabouts.is_only_copy());
+            let tag = self.heap().segments().tag_of(*segment).filter(|tag| tags.contains(tag));
+            if let Some((chunk, tag)) = chunk.zip(tag) {
+                let range = DeviceRange::new(*addr, chunk.bytes);
+                self.backups_mut().forget_granules(tag, *segment, range);
+            }
+        }
+    }
+
     /// Those that have slept longest first.
     fn resident_tags(&self) -> Vec<Tag> {
         let has_some =

@@ -16,8 +16,8 @@ pub(in crate::pool) struct LentChunks {
     chunks: BTreeMap<Location, LentChunk>,
     lent_bytes: u64,
     resident_bytes: u64,
-    /// What of it the broker knows of.
-    announced_bytes: u64,
+    /// Whether the broker may believe that some is resident.
+    is_announced: bool,
     /// Lent from addresses that are given back.
     orphans: Vec<u64>,
     /// Resident at addresses that are given back.
@@ -51,10 +51,15 @@ impl LentChunks {
         self.resident_bytes
     }
 
-    /// The resident bytes, if they are others than at the last call.
+    /// The resident bytes, unless the broker knows that there are none. It subtracts what it asks for, so the same figure is
+    /// news.
     pub(in crate::pool) fn news_for_broker(&mut self) -> Option<u64> {
-        let before = std::mem::replace(&mut self.announced_bytes, self.resident_bytes);
-        (before != self.resident_bytes).then_some(self.resident_bytes)
+        self.is_announced |= self.resident_bytes > 0;
+        self.is_announced.then_some(self.resident_bytes)
+    }
+
+    pub(in crate::pool) fn set_announced(&mut self, is_announced: bool) {
+        self.is_announced = is_announced;
     }
 
     pub(in crate::pool) fn lend(&mut self, location: Location, bytes: u64) {
@@ -192,7 +197,7 @@ mod tests {
         lent.keep((segment, 0), 5, BackingId(1));
         lent.keep((segment, 8), 7, BackingId(2));
         assert_eq!((lent.resident_bytes(), lent.lent_bytes()), (12, 0));
-        assert_eq!([lent.news_for_broker(), lent.news_for_broker()], [Some(12), None]);
+        assert_eq!([lent.news_for_broker(), lent.news_for_broker()], [Some(12), Some(12)]);
         lent.note_back((segment, 0));
         assert!(lent.is_only_copy((segment, 0)) && lent.has_come_back((segment, 0)));
         assert!(lent.is_only_copy((segment, 8)) && !lent.has_come_back((segment, 8)));

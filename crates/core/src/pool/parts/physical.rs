@@ -359,6 +359,11 @@ impl PhysicalMemory {
         Some(id)
     }
 
+    /// Releases memory that has no mapping. After an error the release is deferred.
+    pub(in crate::pool) fn release_unmapped(&mut self, id: BackingId, bytes: u64) -> Result<(), DriverError> {
+        self.release_handle(id, bytes)
+    }
+
     fn release_handle(&mut self, backing: BackingId, bytes: u64) -> Result<(), DriverError> {
         let released = self.driver.release(backing);
         if released.is_ok() {

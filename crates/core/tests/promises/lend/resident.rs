@@ -1,6 +1,6 @@
 //! Resident memory: no copy while it is not needed elsewhere, a backup before it leaves, and never a byte lost.
 
-use poorwill_core::Changes;
+use poorwill_core::{CancellationToken, Changes};
 
 use super::*;
 
@@ -122,6 +122,58 @@ fn what_is_dropped_freed_or_closed_asleep_does_not_stay() {
     world.pool.close().unwrap();
     drop(world.pool);
     assert_eq!(world.device.memory_info().unwrap().free_bytes, world.device.info().total_bytes);
+}
+
+#[test]
+fn a_discard_that_fails_drops_nothing() {
+    let Some(world) = world() else { return };
+    let block = world.loaded(2 * CHUNK, 1);
+    let resident = world.lend().resident_bytes;
+    let token = CancellationToken::default();
+    token.cancel();
+    token.scope(|| world.pool.discard(&[Tag::weights()])).unwrap_err();
+    assert_eq!(world.wake().returned_bytes, resident);
+    world.assert_reads(&block, 1);
+    world.pool.close().unwrap();
+}
+
+#[test]
+fn after_a_backup_that_failed_parts_can_leave_one_by_one() {
+    let Some(_) = world() else { return };
+    let stride = DeviceKind::of_this_run().stride();
+    let mut last_failed = true;
+    for nth in (1..).step_by(stride) {
+        if !std::mem::replace(&mut last_failed, false) {
+            break;
+        }
+        let Some(world) = world() else { return };
+        let blocks = [world.loaded(3 * CHUNK, 1), world.loaded(CHUNK + 1, 2)];
+        world.lend();
+        world.failing.store(nth, Ordering::Relaxed);
+        let failed = world.pool.give_up(u64::MAX);
+        last_failed = world.failing.swap(0, Ordering::Relaxed) == 0;
+        while world.pool.give_up(1).unwrap() > 0 {}
+        assert_eq!(world.pool.stats().unwrap().mapped_bytes, 0, "{nth}: {failed:?}");
+        assert_eq!(world.granules(world.wake().copied_bytes), 4 * CHUNK + 1, "{nth}: {failed:?}");
+        for (seed, block) in (1..).zip(&blocks) {
+            world.assert_reads(block, seed);
+        }
+        world.pool.close().unwrap();
+    }
+}
+
+#[test]
+fn a_chunk_whose_blocks_are_gone_is_given_up_without_a_backup() {
+    let Some(world) = world() else { return };
+    let (first, second) = (world.loaded(2 * CHUNK, 1), world.loaded(2 * CHUNK, 2));
+    world.lend();
+    world.pool.free(first.id).unwrap();
+    let before = free_granules(&world);
+    let given = world.granules(world.pool.give_up(u64::MAX).unwrap());
+    assert_eq!((given, free_granules(&world) - before), (4 * CHUNK, 4 * CHUNK));
+    assert_eq!(world.granules(world.wake().copied_bytes), 2 * CHUNK);
+    world.assert_reads(&second, 2);
+    world.pool.close().unwrap();
 }
 
 #[test]

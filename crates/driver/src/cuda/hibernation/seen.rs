@@ -9,6 +9,7 @@ use std::path::Path;
 use poorwill_core::hibernation::Obstacle;
 
 use super::nccl::Sockets;
+use crate::cuda::state::IMPORTS_MARK;
 use crate::system::System;
 use crate::system::proc::{self, ProcessEnvironment};
 
@@ -78,6 +79,11 @@ pub(super) fn obstacles(seen: &Seen) -> Vec<Obstacle> {
     if let Some(path) = files.into_iter().find(|path| path.starts_with(CUDA_IPC)) {
         found.push(Obstacle::SharedMemory(format!("over CUDA IPC, {path}")));
     }
+    if seen.descriptors.iter().any(|path| path.contains(IMPORTS_MARK)) {
+        let what =
+            "it came back from a broker of lent memory; let the process sleep and lend or release first";
+        found.push(Obstacle::SharedMemory(what.into()));
+    }
     if seen.is_mps_client {
         found.push(Obstacle::Service("it is a client of the Multi-Process Service".into()));
     }
@@ -122,6 +128,13 @@ mod tests {
             let found = obstacles(&found);
             assert!(matches!(&found[..], [Obstacle::SharedMemory(what)] if what.contains("cuda.shm.0.2b.1")));
         }
+    }
+
+    #[test]
+    fn memory_that_came_back_from_a_broker_is_named() {
+        let link = format!("/memfd:{IMPORTS_MARK} (deleted)");
+        let found = obstacles(&seen(&["/dev/nvidia0", &link]));
+        assert!(matches!(&found[..], [Obstacle::SharedMemory(what)] if what.contains("broker")), "{found:?}");
     }
 
     #[test]

@@ -70,7 +70,14 @@ impl Shared {
         }
         let plan = |state: &PoolState| state.plan_sleep(request.level, &visited, &named, &resident);
         let slept = self.fall_asleep(SLEEP, &plan, deadline, (request.lends, withdrawn_bytes), when_ready);
-        let slept = slept.map(|report| self.after_lending(report, refused, &visited));
+        let slept = match slept {
+            Ok(report) => Ok(self.after_lending(report, refused, &visited)),
+            Err(error) => {
+                // What was announced may not have come about.
+                let _ = self.announce_resident();
+                Err(error)
+            }
+        };
         drop(exclusive);
         let undone = |error: &PoolError| {
             use PoolError::{Cancelled, SleepFailed, Stranded, Undone};
@@ -104,7 +111,11 @@ impl Shared {
         let (visited, _exclusive) = self.exclusive(DISCARD, Some(tags), |_| true, true, forever)?;
         let plan = |state: &PoolState| Ok(state.plan_discard(&visited));
         let withdrawn_bytes = self.withdraw(&visited)?;
-        self.fall_asleep(DISCARD, &plan, forever, (false, withdrawn_bytes), &|| cancel::check(&DISCARD))
+        let none = || cancel::check(&DISCARD);
+        let discarded = self.fall_asleep(DISCARD, &plan, forever, (false, withdrawn_bytes), &none);
+        // A broker that does not hear of it asks in vain.
+        let _ = self.announce_resident();
+        discarded
     }
 
     fn fall_asleep(
@@ -304,6 +315,7 @@ impl PoolState {
             kept.sort_unstable();
             self.fall_asleep(*tag, *action, kept);
             if *action == SleepAction::Drop {
+                self.leave_all(*tag);
                 let of_tag = plan.saves.iter().filter(|save| save.tag == *tag);
                 let saved: HashSet<Location> = of_tag.map(|save| save.location).collect();
                 self.backups_mut().forget_but(*tag, &saved);

@@ -48,6 +48,9 @@ const WAKE: &str = "wake";
 const PAUSE_MIN: Duration = Duration::from_micros(200);
 const PAUSE_MAX: Duration = Duration::from_millis(5);
 
+/// Between two asks for what others lend.
+const ASK_PAUSE: Duration = Duration::from_millis(100);
+
 impl Shared {
     pub(in crate::pool) fn wake(
         &self,
@@ -164,7 +167,11 @@ impl Shared {
         }
         let full = self.device_full(op, shortage.needed_bytes, *source);
         let began = Instant::now();
-        let is_there = self.wait_for_memory(shortage.needed_bytes, deadline)?;
+        // Held by this wake, it could not serve another that waits.
+        self.lend_again(tags);
+        let is_there = self.wait_for_memory(shortage.needed_bytes, deadline);
+        self.bring_back(tags)?;
+        let is_there = is_there?;
         is_there.then(|| began.elapsed()).ok_or(full)
     }
 
@@ -173,6 +180,7 @@ impl Shared {
         if deadline.is_never() {
             return Ok(false);
         }
+        let mut asked = Instant::now();
         // Two processes that wait for the same memory poll at different times.
         let mut pause = PAUSE_MIN + Duration::from_micros(u64::from(std::process::id()) % 97);
         loop {
@@ -184,8 +192,14 @@ impl Shared {
             // A closed pool ends the wait.
             drop(self.open_state()?);
             let at = |source| PoolError::Driver { op: "wait for memory of the device", source };
-            if self.obtainable_bytes().map_err(at)? >= needed_bytes {
+            let obtainable_bytes = self.obtainable_bytes().map_err(at)?;
+            if obtainable_bytes >= needed_bytes {
                 return Ok(true);
+            }
+            if asked.elapsed() > ASK_PAUSE {
+                // What has been lent meanwhile counts as used.
+                self.ask(needed_bytes - obtainable_bytes, deadline);
+                asked = Instant::now();
             }
         }
     }
