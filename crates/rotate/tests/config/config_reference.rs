@@ -338,7 +338,7 @@ pub(super) fn sections() -> Vec<(&'static str, &'static str, Vec<Key>)> {
             vec![(
                 "broker",
                 "path",
-                "this user's: `poorwill/broker-v1.sock` in `$XDG_RUNTIME_DIR`, or else in `/tmp`".to_owned(),
+                "this user's: `poorwill/broker-v1.sock` in `$XDG_RUNTIME_DIR`, or else `/tmp/poorwill-UID/broker-v1.sock`".to_owned(),
                 "whole path of the broker's socket; the service serves it, unless another process does",
             )],
         ),
