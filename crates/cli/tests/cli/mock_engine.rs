@@ -61,14 +61,15 @@ impl MockEngine {
         assert!(answer.starts_with("HTTP/1.1 200 "), "{path}: {answer}");
     }
 
-    /// What the system says that it has of the machine's memory: resident, and its share of what is in memory files.
+    /// What the system says that it has of the machine's memory: resident, and its share of what is no file.
     fn memory_bytes(&self) -> [u64; 2] {
         let text = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.child.id())).unwrap();
-        // Without the program's own pages, which others that run it share.
-        ["Rss:", "Pss_Shmem:"].map(|name| {
+        let bytes = |name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
             line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
-        })
+        };
+        // Without the program's own pages, which others that run it share.
+        [bytes("Rss:"), bytes("Pss_Anon:") + bytes("Pss_Shmem:")]
     }
 
     /// The exit code, and what it complained of.
