@@ -236,8 +236,10 @@ def test_a_sleep_is_reported_also_where_warnings_are_errors(
     raised: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda lost: raised.append(lost.exc_value))
     with place.arena(lend=f"{place.folder}/not/there/broker.sock") as arena:
-        filled(arena, "weights", SIZE)
+        weights = filled(arena, "weights", SIZE)
         assert arena.sleep().released_bytes == SIZE
+        arena.wake()
+        assert weights.any()
     assert [type(error) for error in raised] == [RuntimeWarning]
 
 
