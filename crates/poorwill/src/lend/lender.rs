@@ -111,7 +111,7 @@ impl Lender {
                 // That is known at once.
                 Err(error @ ClientError::NotThere { .. }) if !may_start => return Err(refusal(&error)),
                 Err(error @ ClientError::NotThere { .. }) => {
-                    let timeout = self.lending.timeout();
+                    let timeout = self.lending.call_timeout();
                     let is_starting = link.started.as_mut().is_some_and(|one| one.is_starting(timeout));
                     if is_starting {
                         std::thread::sleep(LOOK);

@@ -104,13 +104,13 @@ impl Lending {
         Ok(asked.freed_bytes.saturating_add(asked.given_up_bytes))
     }
 
-    pub(super) fn timeout(&self) -> Duration {
+    pub(super) fn call_timeout(&self) -> Duration {
         self.timeout.unwrap_or(Client::TIMEOUT)
     }
 
     pub(super) fn connect(&self, memory_name: &str) -> Result<Client, ClientError> {
         let name = self.name.clone().unwrap_or_else(|| "poorwill".into());
-        Client::connect(&self.path(), &Hello { device: memory_name.into(), name }, self.timeout())
+        Client::connect(&self.path(), &Hello { device: memory_name.into(), name }, self.call_timeout())
     }
 
     fn connect_if_there(&self, memory_name: &str) -> Result<Option<Client>, ClientError> {
