@@ -144,7 +144,7 @@ fn a_look_at_a_stream_ends_a_checkpointed_process() {
     target.ask("look");
     let mut target = expect_ended(target, 2);
     checkpointer.checkpoint(pid).unwrap();
-    target.ask("look");
+    target.say("look");
     eventually("it ends", || checkpointer.state(pid).is_err());
     assert_eq!(kind(checkpointer.restore(pid)), CheckpointErrorKind::NoSuchProcess);
 }

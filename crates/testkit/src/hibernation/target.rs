@@ -49,8 +49,16 @@ impl HibernationTarget {
     /// # Panics
     /// If it has ended.
     pub fn ask(&mut self, word: &str) -> String {
-        writeln!(self.input, "{word}").unwrap();
+        self.say(word);
         self.hear()
+    }
+
+    /// Says a word that may end it before it answers.
+    ///
+    /// # Panics
+    /// If it has ended.
+    pub fn say(&mut self, word: &str) {
+        writeln!(self.input, "{word}").unwrap();
     }
 
     /// Sends a signal.
