@@ -326,7 +326,9 @@ mod tests {
     fn two_engines_lend_to_each_other_on_a_device_that_has_one_and_a_half() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("broker.sock");
-        let broker = Broker::bind(&socket, BrokerOptions::default()).unwrap();
+        let mut options = BrokerOptions::default();
+        (options.idle, options.hello) = (TEST_TIMEOUT, TEST_TIMEOUT);
+        let broker = Broker::bind(&socket, options).unwrap();
         let stop = BrokerStop::new().unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| broker.run(&stop).unwrap());

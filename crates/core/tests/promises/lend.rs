@@ -83,6 +83,13 @@ impl World {
     }
 }
 
+/// Runs a program once for each call of the driver that fails in it. It gets the call's number, and says whether that
+/// failed.
+fn for_each_failing_call(program: impl Fn(u64) -> bool) {
+    let mut calls = (1..).step_by(DeviceKind::of_this_run().stride());
+    while calls.next().is_some_and(&program) {}
+}
+
 fn has_descriptors() -> bool {
     let device = TestDevice::open(1);
     let shares_memory = device.info().memory_name.is_some();
@@ -339,12 +346,7 @@ fn any_call_of_the_driver_may_fail() {
     if !has_descriptors() {
         return;
     }
-    let stride = DeviceKind::of_this_run().stride();
-    let mut last_failed = true;
-    for nth in (1..).step_by(stride) {
-        if !std::mem::replace(&mut last_failed, false) {
-            break;
-        }
+    for_each_failing_call(|nth| {
         let world = World::open();
         let blocks = [world.loaded(2 * CHUNK + 1, 1), world.loaded(CHUNK, 2)];
         world.lend();
@@ -357,8 +359,8 @@ fn any_call_of_the_driver_may_fail() {
             world.pool.sleep(&SleepRequest::all(Level::One).lending()).map(drop),
             world.pool.wake(&WakeRequest::all()).map(drop),
         ];
-        // The calls ended before the one that was to fail.
-        last_failed = world.failing.swap(0, Ordering::Relaxed) == 0;
+        // Else the calls ended before the one that was to fail.
+        let has_failed = world.failing.swap(0, Ordering::Relaxed) == 0;
         world
             .pool
             .wake(&WakeRequest::all())
@@ -371,7 +373,8 @@ fn any_call_of_the_driver_may_fail() {
         world.pool.close().unwrap();
         drop(world.pool);
         assert_eq!(world.device.memory_info().unwrap().free_bytes, world.device.info().total_bytes, "{nth}");
-    }
+        has_failed
+    });
 }
 
 #[test]

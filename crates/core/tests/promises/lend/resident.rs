@@ -140,18 +140,13 @@ fn a_discard_that_fails_drops_nothing() {
 #[test]
 fn after_a_backup_that_failed_parts_can_leave_one_by_one() {
     let Some(_) = world() else { return };
-    let stride = DeviceKind::of_this_run().stride();
-    let mut last_failed = true;
-    for nth in (1..).step_by(stride) {
-        if !std::mem::replace(&mut last_failed, false) {
-            break;
-        }
-        let Some(world) = world() else { return };
+    for_each_failing_call(|nth| {
+        let Some(world) = world() else { return false };
         let blocks = [world.loaded(3 * CHUNK, 1), world.loaded(CHUNK + 1, 2)];
         world.lend();
         world.failing.store(nth, Ordering::Relaxed);
         let failed = world.pool.give_up(u64::MAX);
-        last_failed = world.failing.swap(0, Ordering::Relaxed) == 0;
+        let has_failed = world.failing.swap(0, Ordering::Relaxed) == 0;
         while world.pool.give_up(1).unwrap() > 0 {}
         assert_eq!(world.pool.stats().unwrap().mapped_bytes, 0, "{nth}: {failed:?}");
         assert_eq!(world.granules(world.wake().copied_bytes), 4 * CHUNK + 1, "{nth}: {failed:?}");
@@ -159,7 +154,8 @@ fn after_a_backup_that_failed_parts_can_leave_one_by_one() {
             world.assert_reads(block, seed);
         }
         world.pool.close().unwrap();
-    }
+        has_failed
+    });
 }
 
 #[test]
@@ -194,13 +190,8 @@ fn a_pool_that_lacks_memory_gives_up_its_own() {
 #[test]
 fn any_call_of_the_driver_may_fail_and_no_byte_is_lost() {
     let Some(_) = world() else { return };
-    let stride = DeviceKind::of_this_run().stride();
-    let mut last_failed = true;
-    for nth in (1..).step_by(stride) {
-        if !std::mem::replace(&mut last_failed, false) {
-            break;
-        }
-        let Some(world) = world() else { return };
+    for_each_failing_call(|nth| {
+        let Some(world) = world() else { return false };
         let blocks = [world.loaded(2 * CHUNK + 1, 1), world.loaded(CHUNK, 2)];
         world.failing.store(nth, Ordering::Relaxed);
         let results = [
@@ -210,8 +201,8 @@ fn any_call_of_the_driver_may_fail_and_no_byte_is_lost() {
             world.pool.sleep(&SleepRequest::all(Level::One).lending()).map(drop),
             world.pool.sleep(&SleepRequest::all(Level::One)).map(drop),
         ];
-        // The calls ended before the one that was to fail.
-        last_failed = world.failing.swap(0, Ordering::Relaxed) == 0;
+        // Else the calls ended before the one that was to fail.
+        let has_failed = world.failing.swap(0, Ordering::Relaxed) == 0;
         world
             .pool
             .wake(&WakeRequest::all())
@@ -224,5 +215,6 @@ fn any_call_of_the_driver_may_fail_and_no_byte_is_lost() {
         world.pool.close().unwrap();
         drop(world.pool);
         assert_eq!(world.device.memory_info().unwrap().free_bytes, world.device.info().total_bytes, "{nth}");
-    }
+        has_failed
+    });
 }
