@@ -44,17 +44,27 @@ pub(super) fn anchor(title: &str) -> String {
     title.to_ascii_lowercase().replace(' ', "-")
 }
 
-/// With the last names of links to the sources.
+/// The words of links to the sources, and the last names of those that are names.
 pub(super) fn unlinked(text: &str) -> String {
     let (mut plain, mut rest) = (String::new(), text);
-    while let Some((before, after)) = rest.split_once("[`") {
-        let Some((name, after)) = after.split_once("`]") else { break };
-        plain += &format!("{before}`{}`", name.rsplit("::").next().unwrap_or(name));
-        // A path behind it is of the sources.
-        rest =
-            after.strip_prefix('(').and_then(|path| path.split_once(')')).map_or(after, |(_, after)| after);
+    while let Some((before, after)) = rest.split_once('[') {
+        let Some((words, after)) = after.split_once(']') else { break };
+        let name = words.strip_prefix('`').and_then(|words| words.strip_suffix('`'));
+        let path = after.strip_prefix('(').and_then(|after| after.split_once(')'));
+        rest = path.map_or(after, |(_, after)| after);
+        plain += before;
+        plain += &match (name, path) {
+            (Some(name), _) => format!("`{}`", name.rsplit("::").next().unwrap_or(name)),
+            (None, Some((path, _))) if is_of_sources(path) => words.to_owned(),
+            (None, Some((path, _))) => format!("[{words}]({path})"),
+            (None, None) => format!("[{words}]"),
+        };
     }
     plain + rest
+}
+
+fn is_of_sources(path: &str) -> bool {
+    path.contains("::") || path.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_')
 }
 
 #[test]
@@ -66,4 +76,6 @@ fn names_units_and_links_are_read() {
     assert_eq!(with_unit("[Spread](#spread)", "s"), "[Spread](#spread) (s)");
     assert_eq!(with_unit("text", "s"), "text");
     assert_eq!(unlinked("As [`Self::wake_s`], or [`x`](super::X)."), "As `wake_s`, or `x`.");
+    assert_eq!(unlinked("[Some](crate::A::B) of [that](Word) [1]."), "Some of that [1].");
+    assert_eq!(unlinked("A [page](commands.md#a), [open"), "A [page](commands.md#a), [open");
 }

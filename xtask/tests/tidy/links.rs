@@ -79,9 +79,9 @@ fn destination(rest: &str) -> &str {
     &rest[..end.unwrap_or(rest.len())]
 }
 
-/// A fragment of the same page, or an address with a scheme.
+/// A fragment of the same page, or an address with a scheme. A path of the sources, as `crate::Name`, is none.
 fn leads_elsewhere(target: &str) -> bool {
-    let scheme = target.split_once(':').map(|(scheme, _)| scheme);
+    let scheme = target.split_once(':').filter(|(_, rest)| !rest.starts_with(':')).map(|(scheme, _)| scheme);
     target.is_empty()
         || target.starts_with('#')
         || target.starts_with("//")
@@ -129,6 +129,7 @@ mod tests {
             "<img src=\"docs/none.svg\" width=\"400\">",
             "[half](docs/des)",
             "[angled](<docs/no such.md>)",
+            "[name](crate::Name)",
         ] {
             let problems = broken("README.md", &format!("# Title\n{link}\n"), FILES);
             assert!(
