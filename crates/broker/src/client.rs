@@ -38,6 +38,8 @@ pub struct LentChunk {
     pub id: u64,
     /// How much memory it is.
     pub bytes: u64,
+    /// What it holds was dropped: losing it costs the lender least, so it goes first.
+    pub is_dropped: bool,
     /// What keeps it on the device.
     pub descriptor: OwnedFd,
 }
@@ -113,8 +115,8 @@ impl Client {
     /// # Errors
     /// If a chunk has no bytes or an id that is lent already, or the broker is lost.
     pub fn lend(&self, chunks: Vec<LentChunk>) -> Result<(), ClientError> {
-        let (list, descriptors) =
-            chunks.into_iter().map(|chunk| ((chunk.id, chunk.bytes), chunk.descriptor)).unzip();
+        let line = |chunk: LentChunk| ((chunk.id, chunk.bytes, chunk.is_dropped), chunk.descriptor);
+        let (list, descriptors) = chunks.into_iter().map(line).unzip();
         match self.call("lend", &Request::Lend { chunks: list }, descriptors, Duration::ZERO)? {
             (Answer::Done, _) => Ok(()),
             _ => Err(self.strange("lend")),
@@ -129,8 +131,9 @@ impl Client {
         let request = Request::TakeBack { ids: ids.map(<[u64]>::to_vec) };
         match self.call("take_back", &request, Vec::new(), Duration::ZERO)? {
             (Answer::Chunks { chunks }, descriptors) if chunks.len() == descriptors.len() => {
-                let chunks = chunks.into_iter().zip(descriptors);
-                Ok(chunks.map(|((id, bytes), descriptor)| LentChunk { id, bytes, descriptor }).collect())
+                let chunk =
+                    |((id, bytes, is_dropped), descriptor)| LentChunk { id, bytes, is_dropped, descriptor };
+                Ok(chunks.into_iter().zip(descriptors).map(chunk).collect())
             }
             _ => Err(self.strange("take_back")),
         }

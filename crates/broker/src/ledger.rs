@@ -1,6 +1,7 @@
 //! Who lends what, and what becomes of it: a broker's state without sockets and without a clock.
 //!
-//! Chunks leave by the oldest lender first, an asker's own last, and never more than an ask needs. Owners that announced
+//! Chunks whose bytes were dropped leave first, by the oldest lender first: no wake copies them. Then leave the others. An
+//! asker's own leave last, and never more than an ask needs. Owners that announced
 //! memory are asked once per ask, oldest first, and no ask outlives its deadline. Memory that is freed is dropped before
 //! the answer exists.
 
@@ -250,12 +251,16 @@ impl<M> Ledger<M> {
         let order = self.neighbours(ask, |lender| (!lender.lent.is_empty()).then_some(lender.since));
         let own = ask.client();
         let (others, own): (Vec<ConnectionId>, Vec<_>) = order.into_iter().partition(|id| *id != own);
-        let order: Vec<ConnectionId> = others.into_iter().chain(own).collect();
         let before = ask.taken_bytes();
-        for take in [PendingAsk::hand_over, PendingAsk::free] {
-            for id in &order {
+        for id in others.iter().chain(&own) {
+            if let Some(lender) = self.clients.get_mut(id) {
+                ask.hand_over(&mut lender.lent);
+            }
+        }
+        for (order, is_dropped) in [(&others, true), (&others, false), (&own, true), (&own, false)] {
+            for id in order {
                 if let Some(lender) = self.clients.get_mut(id) {
-                    take(ask, &mut lender.lent);
+                    ask.free(&mut lender.lent, is_dropped);
                 }
             }
         }

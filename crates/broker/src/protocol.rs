@@ -24,6 +24,9 @@ pub(crate) const SPARED_MAX: usize = 4096;
 /// Longer waits for owners are refused.
 pub(crate) const WITHIN_MS_MAX: u64 = 600_000;
 
+/// A chunk's id and bytes, and whether its bytes were dropped.
+pub(crate) type ChunkLine = (u64, u64, bool);
+
 /// Of the first request: what every version has.
 #[derive(Debug, Deserialize)]
 pub(crate) struct AnyHello {
@@ -38,8 +41,8 @@ pub(crate) enum Request {
     Hello { version: u32, device: String, name: String },
     /// The first of a client's second connection, on which it is asked to give up memory.
     Events { version: u32, client: u64 },
-    /// Ids and bytes; a descriptor for each comes along.
-    Lend { chunks: Vec<(u64, u64)> },
+    /// A descriptor for each comes along.
+    Lend { chunks: Vec<ChunkLine> },
     /// What is still there of these; without ids, of all.
     TakeBack { ids: Option<Vec<u64>> },
     /// What the client could give up if asked.
@@ -63,9 +66,9 @@ pub(crate) enum Answer {
         refusal: Refusal,
     },
     Done,
-    /// Ids and bytes; a descriptor for each comes along.
+    /// A descriptor for each comes along.
     Chunks {
-        chunks: Vec<(u64, u64)>,
+        chunks: Vec<ChunkLine>,
     },
     /// The bytes of what is handed over; a descriptor for each comes along.
     Asked {
@@ -212,8 +215,8 @@ mod tests {
                 r#"{"request":"hello","version":1,"device":"GPU-1","name":"a"}"#,
             ),
             (
-                Request::Lend { chunks: vec![(7, u64::MAX)] },
-                r#"{"request":"lend","chunks":[[7,18446744073709551615]]}"#,
+                Request::Lend { chunks: vec![(7, u64::MAX, true)] },
+                r#"{"request":"lend","chunks":[[7,18446744073709551615,true]]}"#,
             ),
             (Request::TakeBack { ids: Some(vec![7]) }, r#"{"request":"take_back","ids":[7]}"#),
         ] {

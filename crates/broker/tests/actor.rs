@@ -160,7 +160,7 @@ impl Script<'_> {
             // Another process keeps the connection, as a forked child would.
             "share" => {
                 let peer = Peer::hello(self.path);
-                peer.send(r#".{"request":"lend","chunks":[[1,4]]}"#, &[memory(1)]).unwrap();
+                peer.send(r#".{"request":"lend","chunks":[[1,4,false]]}"#, &[memory(1)]).unwrap();
                 let shared = peer.0.try_clone().unwrap();
                 let heir = Command::new("sleep")
                     .arg("1000")

@@ -52,8 +52,8 @@ fn what_is_no_request_is_answered_and_closed() {
         (".[", 1, "no request"),
         (r#".{"request":"steal"}"#, 0, "unknown variant `steal`"),
         (r#".{"request":"status"}"#, 1, "1 descriptors came where none belong"),
-        (r#".{"request":"lend","chunks":[[1,2],[3,4]]}"#, 1, "2 chunks came with 1 descriptors"),
-        (r#".{"request":"lend","chunks":[[1,2]]}"#, 253, "1 chunks came with 253 descriptors"),
+        (r#".{"request":"lend","chunks":[[1,2,false],[3,4,true]]}"#, 1, "2 chunks came with 1 descriptors"),
+        (r#".{"request":"lend","chunks":[[1,2,false]]}"#, 253, "1 chunks came with 253 descriptors"),
         (r#".{"request":"gave_up","ask":1,"bytes":1}"#, 0, "not a request for now"),
         (r#".{"request":"hello","version":1,"device":"a","name":"a"}"#, 0, "not a request for now"),
         (r#".{"request":"announce","bytes":18446744073709551616}"#, 0, "no request"),
@@ -212,7 +212,7 @@ fn a_broker_that_does_not_answer_is_lost_after_the_timeout() {
 
 #[test]
 fn a_broker_that_answers_nonsense_is_lost() {
-    for answer in [r#".{"answer":"done"}"#, ".{", "?", r#".{"answer":"chunks","chunks":[[1,1]]}"#] {
+    for answer in [r#".{"answer":"done"}"#, ".{", "?", r#".{"answer":"chunks","chunks":[[1,1,false]]}"#] {
         let answers: &'static [&'static str] = vec![r#".{"answer":"welcome","client":1}"#, answer].leak();
         let (_folder, path) = pretend(answers);
         let client = Client::connect(&path, &hello(), TEST_TIMEOUT).unwrap();

@@ -69,7 +69,7 @@ fn a_lender_that_ends_lends_nothing_any_more() {
     let broker = Served::start(options());
     let (lender, other) = (broker.client("lender"), broker.client("other"));
     let (kept, written) = std::io::pipe().unwrap();
-    lender.lend(vec![LentChunk { id: 1, bytes: 8, descriptor: written.into() }]).unwrap();
+    lender.lend(vec![LentChunk { id: 1, bytes: 8, is_dropped: false, descriptor: written.into() }]).unwrap();
     assert_eq!(other.status().unwrap().lenders.len(), 1);
     drop(lender);
     // A pipe ends when its last writer is closed.
@@ -130,7 +130,7 @@ fn threads_take_turns() {
     let client = broker.client("threads");
     let work = |first: u64| {
         for id in first..first + 20 {
-            client.lend(vec![LentChunk { id, bytes: 1, descriptor: memory(id) }]).unwrap();
+            client.lend(vec![LentChunk { id, bytes: 1, is_dropped: false, descriptor: memory(id) }]).unwrap();
             client.status().unwrap();
         }
     };

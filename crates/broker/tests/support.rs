@@ -82,7 +82,13 @@ pub(crate) fn number(memory: &OwnedFd) -> u64 {
 
 /// Chunks with these ids and bytes, whose memory holds the id.
 pub(crate) fn chunks(list: &[(u64, u64)]) -> Vec<LentChunk> {
-    list.iter().map(|(id, bytes)| LentChunk { id: *id, bytes: *bytes, descriptor: memory(*id) }).collect()
+    let chunk = |(id, bytes): &(u64, u64)| LentChunk {
+        id: *id,
+        bytes: *bytes,
+        is_dropped: false,
+        descriptor: memory(*id),
+    };
+    list.iter().map(chunk).collect()
 }
 
 /// What came back: ids and bytes, once the memory is known to be the right one.

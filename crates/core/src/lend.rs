@@ -29,6 +29,8 @@ pub struct Lent {
     pub id: u64,
     /// In bytes.
     pub bytes: u64,
+    /// Its sleep dropped what it holds, so losing it costs least.
+    pub is_dropped: bool,
     /// From [`Driver::export`](crate::Driver::export).
     pub descriptor: OwnedFd,
 }

@@ -36,6 +36,12 @@ impl HeldMemory {
         self.lent().iter().map(|lent| lent.bytes).sum()
     }
 
+    /// What of it was dropped by the sleep, in bytes.
+    #[must_use]
+    pub fn dropped_bytes(&self) -> u64 {
+        self.lent().iter().filter(|lent| lent.is_dropped).map(|lent| lent.bytes).sum()
+    }
+
     /// Gives up the oldest until so many bytes are. Returns how many were.
     pub fn give_up(&self, bytes: u64) -> u64 {
         let (mut lent, mut given) = (self.lent(), 0);

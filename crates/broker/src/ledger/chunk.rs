@@ -15,6 +15,8 @@ pub(crate) struct Chunk<M> {
     /// The lender's.
     pub(crate) id: u64,
     pub(crate) bytes: u64,
+    /// Losing it costs its lender least.
+    pub(crate) is_dropped: bool,
     pub(crate) memory: M,
 }
 

@@ -1,4 +1,4 @@
-//! The chunks of one lender, found by id and by size.
+//! The chunks of one lender, found by id, and by size among those that cost as much to lose.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,13 +8,14 @@ use crate::protocol::LENDER_BYTES_MAX;
 #[derive(Debug)]
 pub(super) struct Lent<M> {
     by_id: BTreeMap<u64, Chunk<M>>,
-    by_size: BTreeSet<(u64, u64)>,
+    /// Those whose bytes were dropped, and the others.
+    by_size: [BTreeSet<(u64, u64)>; 2],
     bytes: u64,
 }
 
 impl<M> Default for Lent<M> {
     fn default() -> Self {
-        Self { by_id: BTreeMap::new(), by_size: BTreeSet::new(), bytes: 0 }
+        Self { by_id: BTreeMap::new(), by_size: Default::default(), bytes: 0 }
     }
 }
 
@@ -55,36 +56,42 @@ impl<M> Lent<M> {
     /// Adds a chunk that was checked.
     pub(super) fn insert(&mut self, chunk: Chunk<M>) {
         self.bytes += chunk.bytes;
-        self.by_size.insert((chunk.bytes, chunk.id));
+        self.by_size[at(chunk.is_dropped)].insert((chunk.bytes, chunk.id));
         self.by_id.insert(chunk.id, chunk);
     }
 
     /// A chunk of exactly this size.
     pub(super) fn take_of(&mut self, bytes: u64) -> Option<Chunk<M>> {
-        let found = self.by_size.range((bytes, 0)..=(bytes, u64::MAX)).next().copied();
-        self.remove(found?)
+        let of_size = (bytes, 0)..=(bytes, u64::MAX);
+        let found = self.by_size.iter().find_map(|of| of.range(of_size.clone()).next().copied());
+        self.remove(found?.1)
     }
 
-    /// The smallest chunk that has `bytes`, or else the largest.
-    pub(super) fn take_towards(&mut self, bytes: u64) -> Option<Chunk<M>> {
-        let found = self.by_size.range((bytes, 0)..).next().or_else(|| self.by_size.last()).copied();
-        self.remove(found?)
+    /// Of those whose bytes were dropped, or of the others: the smallest chunk that has `bytes`, or else the largest.
+    pub(super) fn take_towards(&mut self, bytes: u64, is_dropped: bool) -> Option<Chunk<M>> {
+        let of = &self.by_size[at(is_dropped)];
+        let found = of.range((bytes, 0)..).next().or_else(|| of.last()).copied();
+        self.remove(found?.1)
     }
 
     /// What is there of these.
     pub(super) fn take(&mut self, ids: &[u64]) -> Vec<Chunk<M>> {
         let ids: BTreeSet<u64> = ids.iter().copied().collect();
-        ids.into_iter().filter_map(|id| self.remove((self.by_id.get(&id)?.bytes, id))).collect()
+        ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
     pub(super) fn drain(&mut self) -> Vec<Chunk<M>> {
         std::mem::take(self).by_id.into_values().collect()
     }
 
-    fn remove(&mut self, key: (u64, u64)) -> Option<Chunk<M>> {
-        self.by_size.remove(&key);
-        let chunk = self.by_id.remove(&key.1)?;
+    fn remove(&mut self, id: u64) -> Option<Chunk<M>> {
+        let chunk = self.by_id.remove(&id)?;
+        self.by_size[at(chunk.is_dropped)].remove(&(chunk.bytes, id));
         self.bytes -= chunk.bytes;
         Some(chunk)
     }
+}
+
+fn at(is_dropped: bool) -> usize {
+    usize::from(!is_dropped)
 }

@@ -92,10 +92,10 @@ impl<M> PendingAsk<M> {
         }
     }
 
-    /// Drops chunks: the largest first, but the smallest that is enough alone.
-    pub(super) fn free(&mut self, lent: &mut Lent<M>) {
+    /// Frees chunks whose bytes were dropped, or others: the largest first, but the smallest that is enough alone.
+    pub(super) fn free(&mut self, lent: &mut Lent<M>, is_dropped: bool) {
         while self.lacking_bytes() > 0 {
-            let Some(chunk) = lent.take_towards(self.lacking_bytes()) else { break };
+            let Some(chunk) = lent.take_towards(self.lacking_bytes(), is_dropped) else { break };
             self.freed_bytes += chunk.bytes;
         }
     }

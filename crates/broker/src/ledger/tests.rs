@@ -157,7 +157,8 @@ impl Pair {
     fn chunk(&mut self, id: u64, bytes: u64) -> Chunk<Token> {
         self.tokens += 1;
         self.alive.borrow_mut().insert(self.tokens);
-        Chunk { id, bytes, memory: Token(self.tokens, Rc::clone(&self.alive)) }
+        let memory = Token(self.tokens, Rc::clone(&self.alive));
+        Chunk { id, bytes, is_dropped: model::is_dropped(id), memory }
     }
 
     fn check(&self) {
@@ -222,7 +223,7 @@ proptest! {
 type Plain = Chunk<()>;
 
 fn chunk(id: u64, bytes: u64) -> Plain {
-    Chunk { id, bytes, memory: () }
+    Chunk { id, bytes, is_dropped: false, memory: () }
 }
 
 fn ledger(lenders: &[&[u64]]) -> Ledger<()> {
@@ -255,6 +256,23 @@ fn the_oldest_lender_gives_first_and_the_asker_last() {
     let result = ask(&mut ledger, 0, 6, &[]);
     assert_eq!((result.freed_bytes, result.missing_bytes), (8, 0));
     assert_eq!([0, 1, 2].map(|client| left(&mut ledger, client).len()), [1, 0, 0]);
+}
+
+#[test]
+fn what_was_dropped_goes_before_what_a_wake_would_copy() {
+    let mut ledger = ledger(&[&[4], &[], &[4]]);
+    for client in [0, 1, 2] {
+        let dropped = Chunk { is_dropped: true, ..chunk(7, 2) };
+        ledger.lend(client, vec![dropped], Duration::from_secs(10 + client)).unwrap();
+    }
+    let mut left_after = |bytes| {
+        ask(&mut ledger, 0, bytes, &[]);
+        ledger.status(Duration::ZERO).lenders.iter().map(|row| row.lent_bytes).collect::<Vec<_>>()
+    };
+    assert_eq!(left_after(1), [6, 2, 4], "the oldest of the others gives what it dropped");
+    assert_eq!(left_after(2), [6, 4]);
+    assert_eq!(left_after(1), [6], "and then the rest");
+    assert_eq!(left_after(1), [4]);
 }
 
 #[test]

@@ -13,8 +13,8 @@ use super::options::{BrokerEnd, BrokerOptions};
 use crate::ledger::{AskResult, Chunk, ConnectionId, Effect, Ledger, LedgerError};
 use crate::packets::{Message, PACKET_BYTES_MAX, Received};
 use crate::protocol::{
-    Answer, AnyHello, BrokerStatus, NAME_BYTES_MAX, Refusal, Request, SIZES_MAX, SPARED_MAX, VERSION,
-    WITHIN_MS_MAX,
+    Answer, AnyHello, BrokerStatus, ChunkLine, NAME_BYTES_MAX, Refusal, Request, SIZES_MAX, SPARED_MAX,
+    VERSION, WITHIN_MS_MAX,
 };
 
 /// Packets that are read of one connection before the others have their turn.
@@ -316,7 +316,7 @@ impl<'o> Service<'o> {
     fn lend(
         &mut self,
         id: ConnectionId,
-        chunks: Vec<(u64, u64)>,
+        chunks: Vec<ChunkLine>,
         descriptors: Vec<OwnedFd>,
         is_cut: bool,
     ) -> Result<(), Violation> {
@@ -330,7 +330,8 @@ impl<'o> Service<'o> {
             return Err(format!("{} chunks came with {} descriptors", chunks.len(), descriptors.len()));
         }
         let chunks = chunks.into_iter().zip(descriptors);
-        let chunks = chunks.map(|((id, bytes), memory)| Chunk { id, bytes, memory }).collect();
+        let chunks =
+            chunks.map(|((id, bytes, is_dropped), memory)| Chunk { id, bytes, is_dropped, memory }).collect();
         let done = self.ledger.lend(id, chunks, self.now());
         self.send(id, &done_or(done), Vec::new());
         Ok(())
@@ -341,8 +342,8 @@ impl<'o> Service<'o> {
         let answer = match request {
             Request::TakeBack { ids } => {
                 let chunks = self.ledger.take_back(id, ids.as_deref()).into_iter();
-                let (chunks, descriptors) =
-                    chunks.map(|chunk| ((chunk.id, chunk.bytes), chunk.memory)).unzip();
+                let line = |chunk: Chunk<OwnedFd>| ((chunk.id, chunk.bytes, chunk.is_dropped), chunk.memory);
+                let (chunks, descriptors) = chunks.map(line).unzip();
                 self.send(id, &Answer::Chunks { chunks }, descriptors);
                 return Ok(());
             }

@@ -69,7 +69,10 @@ impl Drop for Served {
 }
 
 fn chunks(bytes: &[u64]) -> Vec<LentChunk> {
-    let chunk = |(id, bytes)| LentChunk { id, bytes, descriptor: OwnedFd::from(File::open("/").unwrap()) };
+    let chunk = |(id, bytes)| {
+        let descriptor = OwnedFd::from(File::open("/").unwrap());
+        LentChunk { id, bytes, is_dropped: false, descriptor }
+    };
     (1..).zip(bytes.iter().copied()).map(chunk).collect()
 }
 

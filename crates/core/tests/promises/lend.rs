@@ -199,6 +199,7 @@ fn dropped_bytes_come_back_as_their_policy_says() {
     let len = usize::try_from(kv.range.bytes).unwrap();
     pattern::fill(&world.pool, kv.id, 2, len).unwrap();
     assert_eq!(world.granules(world.lend().lent_bytes), 3 * CHUNK);
+    assert_eq!(world.granules(world.broker.dropped_bytes()), 2 * CHUNK, "the broker knows what goes first");
     let woken = world.wake();
     assert_eq!(world.granules(woken.zeroed_bytes), 2 * CHUNK);
     assert!(

@@ -152,8 +152,9 @@ impl Lender {
 impl Broker for Lender {
     fn lend(&self, memory: Vec<Lent>) -> Result<(), BrokerError> {
         let chunks = memory.into_iter();
-        let chunks =
-            chunks.map(|Lent { id, bytes, descriptor }| LentChunk { id, bytes, descriptor }).collect();
+        let chunks = chunks
+            .map(|Lent { id, bytes, is_dropped, descriptor }| LentChunk { id, bytes, is_dropped, descriptor })
+            .collect();
         self.reach(true)?.lend(chunks).map_err(|error| self.note(&error))
     }
 
@@ -166,7 +167,9 @@ impl Broker for Lender {
             self.note(&error)
         });
         let chunks = chunks?.into_iter();
-        Ok(chunks.map(|LentChunk { id, bytes, descriptor }| Lent { id, bytes, descriptor }).collect())
+        Ok(chunks
+            .map(|LentChunk { id, bytes, is_dropped, descriptor }| Lent { id, bytes, is_dropped, descriptor })
+            .collect())
     }
 
     fn attach(&self, give_up: GiveUp) {

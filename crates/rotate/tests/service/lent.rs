@@ -123,7 +123,7 @@ fn lend(path: &Path, memory: &str, bytes: &[u64]) -> Client {
     let client = Client::connect(path, &hello, TEST_TIMEOUT).unwrap();
     let chunk = |(id, bytes): (u64, &u64)| {
         let descriptor: OwnedFd = File::open("/dev/null").unwrap().into();
-        LentChunk { id, bytes: *bytes, descriptor }
+        LentChunk { id, bytes: *bytes, is_dropped: false, descriptor }
     };
     client.lend((0..).zip(bytes).map(chunk).collect()).unwrap();
     client

@@ -67,6 +67,11 @@ impl ModelAsk {
     }
 }
 
+/// Whether the bytes of a chunk were dropped: of every third.
+pub(super) fn is_dropped(id: u64) -> bool {
+    id % 3 == 1
+}
+
 impl LedgerModel {
     pub(super) fn join(&mut self, id: u64, device: usize) {
         let lent = Vec::new();
@@ -233,7 +238,8 @@ impl LedgerModel {
         for lender in &mut lenders {
             lender.lent.sort_unstable();
             for size in std::mem::take(&mut ask.sizes) {
-                let at = lender.lent.iter().position(|(_, bytes)| *bytes == size);
+                let of_size = lender.lent.iter().enumerate().filter(|(_, (_, bytes))| *bytes == size);
+                let at = of_size.min_by_key(|(_, (id, _))| (!is_dropped(*id), *id)).map(|(at, _)| at);
                 match at.filter(|_| ask.lacks() > 0) {
                     Some(at) => {
                         ask.handed.push(lender.lent.remove(at));
@@ -243,13 +249,22 @@ impl LedgerModel {
                 }
             }
         }
-        for lender in lenders {
-            lender.lent.sort_unstable_by_key(|(id, bytes)| (*bytes, *id));
-            while ask.lacks() > 0 && !lender.lent.is_empty() {
-                let enough = lender.lent.iter().position(|(_, bytes)| *bytes >= ask.lacks());
-                let (_, bytes) = lender.lent.remove(enough.unwrap_or(lender.lent.len() - 1));
-                ask.freed += bytes;
-                self.totals.1 += bytes;
+        // By what is lost, and then by lenders as they are.
+        let of = |is_own: bool, was_dropped: bool| (is_own, !was_dropped);
+        for wanted in [of(false, true), of(false, false), of(true, true), of(true, false)] {
+            for lender in &mut lenders {
+                lender.lent.sort_unstable_by_key(|(id, bytes)| (*bytes, *id));
+                while ask.lacks() > 0 {
+                    let lent = lender.lent.iter().enumerate();
+                    let fits = |id: u64| of(lender.id == ask.client, is_dropped(id)) == wanted;
+                    let mut lent: Vec<_> = lent.filter(|(_, (id, _))| fits(*id)).collect();
+                    let enough = lent.iter().position(|(_, (_, bytes))| *bytes >= ask.lacks());
+                    let Some(last) = lent.pop() else { break };
+                    let at = enough.and_then(|nth| lent.get(nth).copied()).unwrap_or(last).0;
+                    let (_, bytes) = lender.lent.remove(at);
+                    ask.freed += bytes;
+                    self.totals.1 += bytes;
+                }
             }
         }
     }

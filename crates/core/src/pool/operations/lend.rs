@@ -37,17 +37,18 @@ impl Shared {
         &'a self,
         mut memory: MemoryGuard<'a>,
         mappings: &mut [Mapping],
-        resident: &BTreeSet<TagKey>,
+        (resident, dropped): (&BTreeSet<TagKey>, &BTreeSet<TagKey>),
     ) -> (MemoryGuard<'a>, Lending) {
         let mut lending = Lending::default();
         let Some(broker) = self.broker() else { return (memory, lending) };
         lending.resident_bytes = self.lock_state().keep_resident(mappings, resident);
         // What has no chunk any more could never come back.
-        let has_chunk = self.lock_state().have_chunks(mappings);
-        let mut order: Vec<usize> = (0..mappings.len()).filter(|nth| has_chunk[*nth]).collect();
-        order.sort_by_key(|nth| std::cmp::Reverse(mappings[*nth].range.bytes));
+        let tags = self.lock_state().tags_of_chunks(mappings);
+        let mut order: Vec<(usize, TagKey)> =
+            tags.into_iter().enumerate().filter_map(|(nth, tag)| Some((nth, tag?))).collect();
+        order.sort_by_key(|(nth, _)| std::cmp::Reverse(mappings[*nth].range.bytes));
         let (mut lent, mut chosen) = (Vec::new(), Vec::new());
-        for nth in order {
+        for (nth, tag) in order {
             let Mapping { range, backing, .. } = mappings[nth];
             if lent.len() == CHUNKS_MAX {
                 break;
@@ -56,7 +57,8 @@ impl Shared {
             if let Backing::Held(id) = backing
                 && let Some(descriptor) = memory.descriptor(id)
             {
-                lent.push(Lent { id: range.addr, bytes: range.bytes, descriptor });
+                let is_dropped = dropped.contains(&tag);
+                lent.push(Lent { id: range.addr, bytes: range.bytes, is_dropped, descriptor });
                 chosen.push(nth);
             }
         }
@@ -141,7 +143,8 @@ impl Shared {
         if mappings.is_empty() {
             return;
         }
-        let (mut memory, _) = self.lend(memory, &mut mappings, &BTreeSet::new());
+        let none = BTreeSet::new();
+        let (mut memory, _) = self.lend(memory, &mut mappings, (&none, &none));
         for mapping in &mut mappings {
             // A refused release is deferred.
             let _ = memory.release(mapping);
@@ -213,10 +216,14 @@ impl PoolState {
         keys.flat_map(|key| self.lent().of_segment(key).collect::<Vec<_>>()).collect()
     }
 
-    fn have_chunks(&self, mappings: &[Mapping]) -> Vec<bool> {
+    /// The tag of each that has a chunk still.
+    fn tags_of_chunks(&self, mappings: &[Mapping]) -> Vec<Option<TagKey>> {
         let segments = self.heap().segments();
-        let location = |mapping: &Mapping| (mapping.segment, mapping.range.addr);
-        mappings.iter().map(|mapping| segments.mapping(location(mapping)).is_some()).collect()
+        let tag_of = |mapping: &Mapping| {
+            segments.mapping((mapping.segment, mapping.range.addr))?;
+            segments.tag_of(mapping.segment)
+        };
+        mappings.iter().map(tag_of).collect()
     }
 
     /// Keeps the memory of tags that are resident, where it has a chunk still. Returns the bytes.
