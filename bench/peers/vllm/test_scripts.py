@@ -7,11 +7,13 @@
 import ast
 import contextlib
 import io
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
 import types
 import unittest
 from pathlib import Path
@@ -22,11 +24,14 @@ sys.path.insert(0, str(HERE))
 
 import common  # noqa: E402
 import models  # noqa: E402
+import rotation  # noqa: E402
 import server  # noqa: E402
 import sleep  # noqa: E402
+import taken  # noqa: E402
+import turns  # noqa: E402
 import web  # noqa: E402
 
-SCRIPTS = ["sleep", "server", "table", "connectors"]
+SCRIPTS = ["sleep", "server", "table", "connectors", "turns"]
 
 
 def printed(action) -> list[dict]:
@@ -382,6 +387,162 @@ class Server(Folder):
         lines = self.take(visitor, [dies, server.level_1])
         self.assertEqual((lines["dies"]["ok"], lines["level_1"]["ok"]), (False, True))
         self.assertEqual(lines["level_1"]["before_that"], "started again")
+
+
+def swap(model: str, at_ms: int, total_s: float, whole_s: float, left: list[dict]) -> dict:
+    phases = [["waking", total_s]]
+    figures = {"path": "hot", "total_s": total_s, "whole_s": whole_s, "phases": phases, "left": left}
+    return {"model": model, "at_unix_ms": at_ms, **figures}
+
+
+def toml(path: Path) -> dict:
+    try:
+        import tomllib
+    except ImportError as error:
+        raise unittest.SkipTest("this Python reads no TOML") from error
+    return tomllib.loads(path.read_text())
+
+
+class TurnFigures(unittest.TestCase):
+    def test_draws_follow_the_law_and_the_seed(self):
+        def some(count: int, exponent: float = 1.0, seed: int = 1) -> list[str]:
+            return list(itertools.islice(taken.draws(["a", "b", "c"], exponent, seed), count))
+
+        self.assertEqual(some(50), some(50))
+        self.assertNotEqual(some(50), some(50, seed=2))
+        for exponent, shares in [(1.0, [6 / 11, 3 / 11, 2 / 11]), (0.0, [1 / 3] * 3)]:
+            drawn = some(11_000, exponent)
+            for name, share in zip("abc", shares, strict=True):
+                self.assertAlmostEqual(drawn.count(name) / len(drawn), share, delta=0.02)
+
+    def test_a_request_has_the_swap_of_its_model_that_ended_meanwhile(self):
+        took = [(("a", 1000, 1100), True), (("a", 1200, 1900), True), (("b", 2000, 2500), False)]
+        requests = [taken.Taken(*which, right) for which, right in took]
+        left = {"model": "b", "phases": [["draining", 0.1], ["falling asleep", 0.2]]}
+        swaps = [
+            swap("a", 1900, 0.4, 0.7, [left]),
+            swap("b", 1999, 0.2, 0.2, []),
+            swap("a", 2400, 0.3, 0.3, []),
+        ]
+        line = taken.summary(requests, swaps)
+        self.assertEqual((line["requests"], line["right"], line["swaps"]), (3, 2, 3))
+        self.assertEqual(line["with_swap_s"], {"count": 1, "p50": 0.7, "p90": 0.7, "max": 0.7})
+        self.assertEqual(line["without_swap_s"], {"count": 2, "p50": 0.3, "p90": 0.5, "max": 0.5})
+        self.assertEqual((line["by_model"], line["paths"]), ({"a": 2, "b": 1}, {"hot": 3}))
+        self.assertEqual((line["coming_s"]["p50"], line["swap_s"]["max"]), (0.3, 0.7))
+        self.assertEqual(line["coming_phases_s"], {"waking": 0.3})
+        self.assertEqual(line["leaving_phases_s"], {"draining": 0.1, "falling asleep": 0.2})
+        self.assertIsNone(taken.summary([], [])["request_s"])
+
+    def test_percentiles(self):
+        figures = taken.spread(place / 10 for place in range(10, 0, -1))
+        self.assertEqual(figures, {"count": 10, "p50": 0.55, "p90": 0.9, "max": 1.0})
+
+    def test_bytes_by_operation_are_summed_over_engines(self):
+        text = (
+            'poorwill_copied_bytes_total{engine="0",operation="wake",rank="0"} 3.221225472e+09\n'
+            'poorwill_copied_bytes_total{engine="0",operation="load",rank="0"} 7.0\n'
+            'poorwill_lent_bytes_total{operation="sleep",engine="0",rank="0"} 1073741824.0\n'
+            'poorwill_operation_seconds_count{operation="wake"} 2.0\n'
+        )
+        sums = taken.copies([text, text])
+        self.assertEqual(sums, {"wake_copied_bytes": 6 << 30, "sleep_lent_bytes": 2 << 30})
+        before = taken.copies([text])
+        self.assertEqual(taken.grown(sums, before), {"sleep_lent_gib": 1.0, "wake_copied_gib": 3.0})
+        self.assertEqual((taken.grown(sums, None), taken.grown(None, before)), (None, None))
+
+    def test_only_a_whole_answer_says_something(self):
+        def answer(status: int = 200, **choice) -> web.Answer:
+            return web.Answer(status, json.dumps({"choices": [{"finish_reason": "length", **choice}]}), 0.1)
+
+        self.assertEqual(taken.said(answer(token_ids=[1, 2], text="")), [1, 2])
+        self.assertEqual(taken.said(answer(text="so")), "so")
+        for none in [
+            answer(503, text="so"),
+            answer(text="so", finish_reason="abort"),
+            web.Answer(0, "", 0.1),
+        ]:
+            self.assertIsNone(taken.said(none))
+
+
+class Turns(Folder):
+    def rotation(self, mode: str, *words: str) -> rotation.Rotation:
+        options = turns.parsed(["--mode", mode, "--poorwill", "/bin/poorwill", "--seconds", "0", *words])
+        paths = [None if options.plays else self.folder / f"model-{nth}" for nth in range(options.engines)]
+        return rotation.Rotation(options, self.folder, paths, 0.1)
+
+    def test_each_mode_has_its_configuration(self):
+        for mode in turns.MODES:
+            made = self.rotation(mode, "--engines", "2", "--kv-gib", "2")
+            config = toml(made.config)
+            plays, lends = mode.startswith("stand-in"), mode.endswith("-lending")
+            self.assertEqual("lend" in config, lends)
+            self.assertEqual("folder" in config["memory"], plays and lends)
+            self.assertEqual(config["memory"]["measure"], "processes" if plays else "devices")
+            self.assertEqual([model["name"] for model in config["model"]], ["m0", "m1"])
+            for nth, model in enumerate(config["model"]):
+                port = made.ports[model["name"]]
+                self.assertEqual((model["url"], model["level"]), (f"http://127.0.0.1:{port}", 1))
+                self.assertEqual(model["canary"], {"kind": "none"})
+                self.assertEqual(model["served_as"], f"m{nth}" if plays else "bench")
+                command = " ".join(model["command"])
+                self.assertIn(str(port), command)
+                self.assertEqual("--device" in command, plays and lends)
+                own = "--model m" if plays else f"model-{nth} "
+                cache = f"--kv-cache-memory-bytes {2 << 30} --gpu-memory-utilization 0.1"
+                self.assertTrue(own in command and (plays or command.endswith(cache)), command)
+
+    def test_a_line_of_turns_is_well_only_if_all_was(self):
+        def take(made: rotation.Rotation, right: bool = True) -> bool:
+            starts = iter([{"m0": 1}, {"m0": made.started}])
+
+            def one(name: str) -> None:
+                made.taken.append(taken.Taken(name, 1, 2, right))
+
+            def counts() -> dict:
+                return {"engines": {}, "broker": None, "failed": {}, "starts": next(starts)}
+
+            with mock.patch.multiple(made, take=one, counts=counts):
+                results = []
+                [line] = printed(lambda: results.append(turns.turns(made, made.until)))
+            self.assertEqual((line["requests"], line["right"]), (2, 2 * right))
+            return results[0]
+
+        for starts, until, right in [(1, 1e12, True), (2, 1e12, True), (1, 0.0, True), (1, 1e12, False)]:
+            made = self.rotation("stand-in", "--clients", "2")
+            made.started, made.until = starts, until
+            with self.subTest(starts=starts, until=until, right=right):
+                self.assertEqual(take(made, right), (starts, until, right) == (1, 1e12, True))
+
+    def test_what_a_rotation_leaves_is_named_and_killed(self):
+        made = self.rotation("stand-in")
+        command = ["sh", "-c", "sleep 600 >&- & echo; wait"]
+        made.process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        made.process.stdout.readline()
+        [pid] = common.descendants(made.process.pid, common.parents())
+        results = []
+        with mock.patch.object(rotation, "LEFT_S", 0):
+            [line] = printed(lambda: results.append(made.end(60)))
+        self.assertEqual((results, line["processes"], len(line["left"])), ([False], 1, 1))
+        made.process.stdout.close()
+        until = time.monotonic() + 60
+        while common.name_of(pid) and time.monotonic() < until:
+            time.sleep(0.01)
+        self.assertEqual(common.name_of(pid), "")
+
+    def test_a_checkpoint_that_is_there_is_taken(self):
+        options, wrote = turns.parsed(["--mode", "cumem", "--gib", "1"]), []
+
+        def write(folder: Path, layers: int, seed: int) -> Path:
+            wrote.append((layers, seed))
+            (folder / "checkpoint").mkdir(parents=True)
+            (folder / "checkpoint" / "config.json").touch()
+            return folder / "checkpoint"
+
+        with mock.patch.object(turns, "write_checkpoint", write):
+            paths = [turns.checkpoint(options, self.folder, seed) for seed in [0, 1, 0, 1]]
+        self.assertEqual(wrote, [(models.layers_for(1), 0), (models.layers_for(1), 1)])
+        self.assertEqual((paths[:2], len(set(paths))), (paths[2:], 2))
 
 
 class Scripts(unittest.TestCase):
