@@ -48,6 +48,19 @@ impl<'a> Leaving<'a> {
         if is_due { self.unmap(&ends_before).map(drop) } else { Ok(()) }
     }
 
+    /// Maps everything again, and begins anew.
+    pub(super) fn put_back(&mut self) -> Result<()> {
+        self.visited = 0;
+        match self.restore() {
+            None => Ok(()),
+            Some(undo) => {
+                let source = DriverError::invalid(Op::Unmap, "what had been unmapped is needed once more");
+                let error = PoolError::SleepFailed { phase: Phase::Unmap, source };
+                Err(self.shared.lock_state().stranded(self.falling, error, undo))
+            }
+        }
+    }
+
     /// Unmaps the rest, and waits for the verdict, if there is to be one. Returns the lock and all that was unmapped,
     /// whose release is up to the caller.
     pub(in crate::pool) fn finish(

@@ -3,6 +3,7 @@
 pub(super) mod access;
 pub(super) mod alloc;
 pub(super) mod backup_view;
+mod compare;
 pub(super) mod hold_guard;
 pub(super) mod leaving;
 mod lend;

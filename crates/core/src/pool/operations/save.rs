@@ -5,31 +5,29 @@
 //! are requested at once. So copying begins with the first. Where host memory cannot hold all, and there is a disk,
 //! each is requested in its turn.
 //!
-//! Promise: on success, every live granule of the plan is stored, and was copied or compared now. Of granules
-//! promised not to change, a sixty-fourth was compared. A difference counts as a change only if the backup
-//! still is what was stored ([`super::spoiled_backups`]). Copies carry the digests that the device had: a copy that goes wrong
-//! is noticed by the wake.
+//! Promise: on success, every live granule of the plan is stored, and was copied or [compared](super::compare) now. A
+//! difference counts as a change only if the backup still is what was stored ([`super::spoiled_backups`]). Copies
+//! carry the digests that the device had: a copy that goes wrong is noticed by the wake.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::compare::{Compared, Comparison, changed};
 use super::leaving::Leaving;
 use crate::backup::{BackupBuffer, Extent, Footprint};
 use crate::digest::Digest;
 use crate::driver::{CopyPart, DeviceRange, DriverError, DriverErrorKind, Op, Pending, StreamId};
 use crate::pool::means::host_reclaim::is_lacking;
-use crate::pool::parts::backups::Suspect;
-use crate::pool::parts::backups::sample::Sample;
-use crate::pool::parts::backups::{BACK_UP, Backup, Save, Stored, runs, tags_of};
+use crate::pool::parts::backups::{Backup, Save, Stored, runs};
 use crate::pool::shared::Shared;
 use crate::pool::state::PoolState;
 use crate::pool::tools::cancel;
 use crate::pool::tools::error::{Phase, PoolError, Result};
 use crate::pool::tools::keys::TagKey;
 use crate::pool::tools::report::{SleepPhases, add};
-use crate::tag::{Changes, StoredAs};
+use crate::tag::StoredAs;
 
 /// One that runs, one that waits.
 const COPIES_PER_STREAM: usize = 2;
@@ -70,43 +68,12 @@ struct Change<'a, 'k> {
     buffer: Option<Pending<BackupBuffer>>,
 }
 
-/// What comparing has found of a save's granules.
-#[derive(Debug, Clone, Default)]
-struct Compared {
-    /// Those that need not be copied, ascending.
-    kept: Vec<usize>,
-    /// How many of them were not compared.
-    unchecked: usize,
-    /// Digests of the device, ascending by granule.
-    found: Vec<(usize, Digest)>,
-}
-
-impl Compared {
-    /// The device's digests of these granules, if all are known.
-    fn digests(&self, granules: &[usize]) -> Option<Vec<Digest>> {
-        let digest = |granule: &usize| {
-            let nth = self.found.binary_search_by_key(granule, |(granule, _)| *granule).ok()?;
-            Some(self.found[nth].1)
-        };
-        granules.iter().map(digest).collect()
-    }
-}
-
 #[derive(Debug, Clone, Copy)]
 pub(in crate::pool) struct Saver<'a> {
     pub(in crate::pool) shared: &'a Shared,
     /// In the order of their addresses.
     pub(in crate::pool) saves: &'a [Save],
     pub(in crate::pool) falling: &'a [TagKey],
-}
-
-struct DigestQuery {
-    turn: usize,
-    granule: usize,
-    /// Its backup's, if it has one that may serve on.
-    stored: Option<Digest>,
-    /// Promised not to change.
-    is_promised: bool,
 }
 
 fn at(phase: Phase) -> impl Fn(DriverError) -> PoolError {
@@ -117,7 +84,7 @@ impl<'a> Saver<'a> {
     /// What has been copied leaves, except at the end.
     pub(in crate::pool) fn save(&self, leaving: &mut Leaving<'_>, saved: &mut Saved) -> Result<()> {
         let started = Instant::now();
-        let compared = self.compared()?;
+        let compared = Comparison { shared: self.shared, saves: self.saves }.compared(leaving)?;
         add(&mut saved.phases.digest_s, started.elapsed());
         let started = Instant::now();
         let mut in_flight: VecDeque<Saving<'_>> = VecDeque::new();
@@ -190,7 +157,7 @@ impl<'a> Saver<'a> {
 
     /// The saves to be copied, with their footprints, and buffers for those that need new ones.
     fn changes<'k>(&self, compared: &'k [Compared]) -> Result<Vec<Change<'a, 'k>>, DriverError> {
-        let changed: Vec<(&'a Save, &'k Compared)> = self.changed(compared).collect();
+        let changed: Vec<(&'a Save, &'k Compared)> = changed(self.saves, compared).collect();
         let footprints = self
             .shared
             .plan_footprints(self.shared.streams().save(0), changed.iter().map(|(save, _)| *save))?;
@@ -243,115 +210,6 @@ impl<'a> Saver<'a> {
             made => made,
         }?;
         as_many(footprints.len(), "footprints were announced", made)
-    }
-
-    /// For each save.
-    fn compared(&self) -> Result<Vec<Compared>> {
-        loop {
-            // Spoiled backups are made anew where the device still has the bytes.
-            if let Some(compared) = self.compare()? {
-                return Ok(compared);
-            }
-        }
-    }
-
-    /// The saves of which some granules are to be copied.
-    fn changed<'k>(
-        &self,
-        compared: &'k [Compared],
-    ) -> impl Iterator<Item = (&'a Save, &'k Compared)> + use<'a, 'k> {
-        let pairs = self.saves.iter().zip(compared);
-        pairs.filter(|(save, compared)| compared.kept.len() < save.granules.len())
-    }
-
-    /// One attempt; `None` when spoiled backups had to be dropped.
-    fn compare(&self) -> Result<Option<Vec<Compared>>> {
-        let (shared, saves) = (self.shared, self.saves);
-        let mut compared = vec![Compared::default(); saves.len()];
-        let fast_digests = shared.driver().info().fast_digests;
-        let (queries, sampled) = shared.lock_state().queries(saves, fast_digests, &mut compared);
-        let digests = self.digests(&queries).map_err(at(Phase::Compare))?;
-        let (mut equal, mut broken) = (Vec::new(), None);
-        for (query, found) in queries.iter().zip(digests) {
-            let of_save = &mut compared[query.turn];
-            of_save.found.push((query.granule, found));
-            match query.stored {
-                Some(stored) if stored == found => {
-                    of_save.kept.push(query.granule);
-                    equal.push(shared.granule_range(&saves[query.turn], query.granule, 1));
-                }
-                Some(stored) if query.is_promised => {
-                    broken.get_or_insert((query, [stored, found]));
-                }
-                _ => {}
-            }
-        }
-        shared.lock_state().note_seen(equal);
-        if !self.are_changes(&compared)? {
-            return Ok(None);
-        }
-        if let Some((DigestQuery { turn, granule, .. }, digests)) = broken {
-            return Err(shared.immutable_changed(&saves[*turn], *granule, digests));
-        }
-        let mut state = shared.lock_state();
-        sampled.into_iter().for_each(|tag| state.tags_mut().get_mut(tag).note_check());
-        for (save, Compared { kept, found, .. }) in saves.iter().zip(&mut compared) {
-            kept.sort_unstable();
-            found.sort_unstable_by_key(|(granule, _)| *granule);
-            state.backups_mut().mark_verified(save, kept);
-        }
-        Ok(Some(compared))
-    }
-
-    /// Whether the backups to be overwritten are what was stored, so that differences are changes on the
-    /// device. If not, drops the spoiled ones; what the device lacks too is lost.
-    fn are_changes(&self, compared: &[Compared]) -> Result<bool> {
-        let shared = self.shared;
-        let suspects: Vec<Suspect> = {
-            let state = shared.lock_state();
-            // A new extent replaces all that it overlaps.
-            let unseen = |save: &Save| {
-                let extent = DeviceRange::new(save.location.1, save.bytes);
-                state.backups().unseen_in(save.tag, save.location.0, extent).collect::<Vec<_>>()
-            };
-            self.changed(compared).flat_map(|(save, _)| unseen(save)).collect()
-        };
-        let granules: Vec<DeviceRange> = suspects.iter().map(|suspect| suspect.granule).collect();
-        if shared.spoiled_of(suspects).map_err(at(Phase::Compare))?.is_empty() {
-            shared.lock_state().note_seen(granules);
-            return Ok(true);
-        }
-        let lost = shared.lose_spoiled(&tags_of(self.saves)).map_err(at(Phase::Compare))?;
-        if lost.is_empty() { Ok(false) } else { Err(PoolError::Lost { op: BACK_UP, lost }) }
-    }
-
-    /// In the order of the queries, spread over the streams.
-    fn digests(&self, queries: &[DigestQuery]) -> Result<Vec<Digest>, DriverError> {
-        let share = queries.len().div_ceil(self.shared.streams().saves()).max(1);
-        let (mut pending, mut failed) = (Vec::new(), None);
-        for (turn, queries) in queries.chunks(share).enumerate() {
-            let next = |a: &DigestQuery, b: &DigestQuery| a.turn == b.turn && a.granule + 1 == b.granule;
-            let range = |run: &[DigestQuery]| {
-                self.shared.granule_range(&self.saves[run[0].turn], run[0].granule, run.len())
-            };
-            let ranges: Vec<DeviceRange> = queries.chunk_by(next).map(range).collect();
-            match self.shared.driver().digest(self.shared.streams().save(turn), &ranges) {
-                Ok(digests) => pending.push(digests),
-                Err(error) => {
-                    failed = Some(error);
-                    break;
-                }
-            }
-        }
-        // All queries are awaited: nothing may be in flight when the sleep goes on, or ends.
-        let mut digests = Vec::with_capacity(queries.len());
-        for pending in pending {
-            match pending.wait() {
-                Ok(found) => digests.extend(found),
-                Err(error) => failed = failed.or(Some(error)),
-            }
-        }
-        failed.map_or(Ok(digests), Err)
     }
 
     fn store_next(
@@ -440,16 +298,6 @@ impl Shared {
     pub(in crate::pool) fn granule_range(&self, save: &Save, first: usize, count: usize) -> DeviceRange {
         self.shape().granule_range(save.location.1, first, count)
     }
-
-    /// The tag's granules are compared from now on.
-    fn immutable_changed(&self, save: &Save, granule: usize, digests: [Digest; 2]) -> PoolError {
-        let [expected, found] = digests;
-        let mut state = self.lock_state();
-        let entry = state.tags_mut().get_mut(save.tag);
-        entry.set_changes(Changes::Compared);
-        let (tag, range) = (entry.name().clone(), self.granule_range(save, granule, 1));
-        PoolError::ImmutableChanged { tag, range, expected, found }
-    }
 }
 
 impl Saving<'_> {
@@ -482,49 +330,4 @@ fn as_many<T>(count: usize, asked: &str, found: Vec<T>) -> Result<Vec<T>, Driver
     }
     let reason = format!("{count} {asked}, and {} answers came back", found.len());
     Err(DriverError::invalid(Op::Save, reason))
-}
-
-impl PoolState {
-    /// The digests that a sleep needs, and the tags that are sampled. Skipped granules are kept at once.
-    fn queries(
-        &self,
-        saves: &[Save],
-        fast_digests: bool,
-        compared: &mut [Compared],
-    ) -> (Vec<DigestQuery>, BTreeSet<TagKey>) {
-        let mut queries = Vec::new();
-        let mut promised: BTreeMap<TagKey, Vec<DigestQuery>> = BTreeMap::new();
-        for (turn, save) in saves.iter().enumerate() {
-            let changes = self.tags().get(save.tag).changes();
-            let backup = self.backups().get(save);
-            for granule in save.granules.iter().copied() {
-                let stored = backup.and_then(|backup| *backup.granules.get(granule)?);
-                let digest = stored.map(|stored| stored.digest);
-                let query = |stored, is_promised| DigestQuery { turn, granule, stored, is_promised };
-                match changes {
-                    Changes::Immutable if stored.is_some_and(|stored| stored.verified) => {
-                        promised.entry(save.tag).or_default().push(query(digest, true));
-                    }
-                    // Where comparing costs as much as copying, copy.
-                    _ if !fast_digests => {}
-                    Changes::Volatile => queries.push(query(None, false)),
-                    _ => queries.push(query(digest, false)),
-                }
-            }
-        }
-        let tags = promised.keys().copied().collect();
-        // Each tag has its own sample: it may sleep alone or with others.
-        for (tag, of_tag) in promised {
-            let sample = Sample::of(self.tags().get(tag).checks(), of_tag.len() as u64);
-            for (nth, query) in (0..).zip(of_tag) {
-                if sample.takes(nth) {
-                    queries.push(query);
-                } else {
-                    compared[query.turn].kept.push(query.granule);
-                    compared[query.turn].unchecked += 1;
-                }
-            }
-        }
-        (queries, tags)
-    }
 }
