@@ -124,6 +124,12 @@ impl Pool {
         Ok(())
     }
 
+    /// From now on has others' lent memory given up, after this pool has created some, where less of the device is free.
+    /// That is for what asks no broker, as kernels that are loaded late and memory of other allocators. At first 0.
+    pub fn keep_free(&self, bytes: u64) {
+        self.shared.free_memory().set_min(bytes);
+    }
+
     /// Backs up resident memory and releases it, of those tags first that have slept longest, until so many bytes are.
     /// Returns how many were; none if there is none. Waits for a sleep or wake of these tags for a second.
     ///

@@ -21,6 +21,7 @@ use crate::pool::tools::commands::Commands;
 use crate::pool::tools::config::PoolConfig;
 use crate::pool::tools::deadline::{Deadline, Wait};
 use crate::pool::tools::error::{Awaited, PoolError, Result};
+use crate::pool::tools::free_memory::FreeMemory;
 use crate::pool::tools::handover::HandoverLock;
 use crate::pool::tools::keys::TagKey;
 use crate::pool::tools::reaper_thread::ReaperThread;
@@ -38,6 +39,7 @@ pub(super) struct Shared {
     driver: Arc<dyn Driver>,
     backups: Arc<dyn Backups>,
     broker: OnceLock<Arc<dyn Broker>>,
+    free_memory: FreeMemory,
     shape: Shape,
     streams: Streams,
     preparing: Mutex<()>,
@@ -138,6 +140,7 @@ impl Shared {
             driver,
             backups,
             broker: OnceLock::new(),
+            free_memory: FreeMemory::default(),
             shape,
             streams,
             preparing: Mutex::default(),
@@ -161,6 +164,10 @@ impl Shared {
 
     pub(super) fn backups(&self) -> &Arc<dyn Backups> {
         &self.backups
+    }
+
+    pub(super) fn free_memory(&self) -> &FreeMemory {
+        &self.free_memory
     }
 
     /// Where sleeps may lend memory.

@@ -343,6 +343,34 @@ fn a_full_device_asks_for_what_others_lend() {
 }
 
 #[test]
+fn what_asks_no_broker_is_left_some_memory() {
+    // A share of a device does not count what others hold of it.
+    if skipped_unless(|kind| kind == DeviceKind::Host, "the device of this test is a share of one") {
+        return;
+    }
+    for kept in [0, 8] {
+        let device = TestDevice::open(DEVICE);
+        let sleeper = World::on(device.clone(), Arc::default());
+        sleeper.loaded(64, 1);
+        sleeper.lend();
+        let other = World::on(device.clone(), Arc::clone(&sleeper.broker));
+        other.pool.keep_free(kept * other.granule);
+        let free = || device.memory_info().unwrap().free_bytes / sleeper.granule;
+        let block = other.loaded(DEVICE - 64, 2);
+        assert_eq!(free() > 0, kept > 0, "of what is free after an allocation");
+        // By a wake as well.
+        other.pool.sleep(&SleepRequest::all(Level::One)).unwrap();
+        let hog = device.create(free() * other.granule - 30 * other.granule).unwrap();
+        other.wake();
+        assert!(free() >= kept && (kept > 0 || free() < 8), "{} granules", free());
+        other.assert_reads(&block, 2);
+        device.release(hog).unwrap();
+        sleeper.pool.close().unwrap();
+        other.pool.close().unwrap();
+    }
+}
+
+#[test]
 fn any_call_of_the_driver_may_fail() {
     if !has_descriptors() {
         return;

@@ -16,12 +16,18 @@ pub use poorwill_core::lend::{Broker, BrokerError, GiveUp, Lent};
 
 use lender::Lender;
 
+/// What others' lent memory leaves free of a device: a part of it, and at most so many bytes.
+const FREE_PART: u64 = 128;
+const FREE_BYTES_MAX: u64 = 1 << 30;
+
 /// Has sleeps of a pool lend through this broker.
 pub(crate) fn lend_through(pool: &Pool, lending: &Lending) -> Result<(), PoolError> {
     let memory_name = pool.driver().info().memory_name.clone();
     // Without a name the pool refuses, and says why.
     let lender = Arc::new(Lender::new(lending.clone(), memory_name.unwrap_or_default()));
     pool.lend_through(Arc::clone(&lender) as Arc<_>)?;
+    let total_bytes = pool.driver().memory_info().map_or(0, |info| info.total_bytes);
+    pool.keep_free((total_bytes / FREE_PART).min(FREE_BYTES_MAX));
     poorwill_broker::raise_descriptor_limit();
     lender.start_early();
     Ok(())

@@ -106,7 +106,11 @@ impl Shared {
             // If the driver refuses, the segments stay and serve the next request.
             let _ = self.drop_emptied(&memory);
             let (needed_bytes, lack, full) = match attempt? {
-                Attempt::Done(block) => return Ok(block),
+                Attempt::Done(block) => {
+                    drop(memory);
+                    self.leave_free(deadline);
+                    return Ok(block);
+                }
                 Attempt::Grown => continue,
                 Attempt::TagBusy => {
                     drop(memory);

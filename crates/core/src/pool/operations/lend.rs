@@ -188,6 +188,20 @@ impl Shared {
         }
     }
 
+    /// After memory was created, without locks: what asks no broker needs some as well, such as kernels that are loaded
+    /// late. What others lend would leave it none.
+    pub(in crate::pool) fn leave_free(&self, deadline: Deadline) {
+        let created_bytes = self.counters().created_bytes();
+        let Some(min_bytes) = self.broker().and_then(|_| self.free_memory().due(created_bytes)) else {
+            return;
+        };
+        // A device that does not say refuses when it is full.
+        let free_bytes = self.driver().memory_info().map_or(min_bytes, |info| info.free_bytes);
+        if free_bytes < min_bytes {
+            self.ask(min_bytes - free_bytes, deadline);
+        }
+    }
+
     /// Has others give up what they lend, then this pool what is resident. Returns the bytes; without locks.
     pub(in crate::pool) fn ask(&self, bytes: u64, deadline: Deadline) -> u64 {
         let Some(broker) = self.broker() else { return 0 };

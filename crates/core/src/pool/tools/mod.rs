@@ -7,6 +7,7 @@ pub(super) mod commands;
 pub(super) mod config;
 pub(super) mod deadline;
 pub(super) mod error;
+pub(super) mod free_memory;
 pub(super) mod handle;
 pub(super) mod handover;
 pub(super) mod keys;
