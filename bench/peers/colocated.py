@@ -22,13 +22,14 @@ CONTEXTS_GIB = 3  # of both processes, and what they compare with
 
 
 class Saver:
-    """torch_memory_saver, with backups in host memory of all but the cache."""
+    """torch_memory_saver, with backups in host memory of all but the cache. Their buffers stay, or do not."""
 
-    def __init__(self, lends: bool):
+    def __init__(self, keeps: bool):
         import torch_memory_saver
 
         self._saver = torch_memory_saver.torch_memory_saver
         self._saver.hook_mode = "torch"
+        self._saver.retain_cpu_backup = keeps
         self._tags: list[str] = []
 
     def pool(self, tag: str):
@@ -72,6 +73,7 @@ class Poorwill:
 
 FACES = {
     "tms": (Saver, False),
+    "tms-retain": (Saver, True),
     "poorwill": (Poorwill, False),
     "poorwill-lending": (Poorwill, True),
 }
@@ -83,8 +85,8 @@ def serve(options: argparse.Namespace) -> None:
 
     # Kept by PyTorch's own pool, for comparing.
     torch.empty(6 * BLOCK, dtype=torch.uint8, device="cuda")
-    face, lends = FACES[options.allocator]
-    allocator = face(lends)
+    face, switch = FACES[options.allocator]
+    allocator = face(switch)
     tensors: dict[str, list] = {}
     for tag, gib in json.loads(options.holds).items():
         with allocator.pool(tag):
