@@ -124,7 +124,7 @@ impl Pool {
         Ok(())
     }
 
-    /// From now on has others' lent memory given up, after this pool has created some, where less of the device is free.
+    /// From now on has others' lent memory given up, after wakes and while this pool grows, where less of the device is free.
     /// That is for what asks no broker, as kernels that are loaded late and memory of other allocators. At first 0.
     pub fn keep_free(&self, bytes: u64) {
         self.shared.free_memory().set_min(bytes);

@@ -365,6 +365,12 @@ fn what_asks_no_broker_is_left_some_memory() {
         assert!(free() >= kept && (kept > 0 || free() < 8), "{} granules", free());
         other.assert_reads(&block, 2);
         device.release(hog).unwrap();
+        // And by one that creates nothing.
+        other.lend();
+        let hog = device.create(free() * other.granule).unwrap();
+        other.wake();
+        assert!(free() >= kept && (kept > 0 || free() < 8), "{} granules", free());
+        device.release(hog).unwrap();
         sleeper.pool.close().unwrap();
         other.pool.close().unwrap();
     }

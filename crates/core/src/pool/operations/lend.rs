@@ -188,13 +188,20 @@ impl Shared {
         }
     }
 
-    /// After memory was created, without locks: what asks no broker needs some as well, such as kernels that are loaded
-    /// late. What others lend would leave it none.
-    pub(in crate::pool) fn leave_free(&self, deadline: Deadline) {
-        let created_bytes = self.counters().created_bytes();
-        let Some(min_bytes) = self.broker().and_then(|_| self.free_memory().due(created_bytes)) else {
+    /// After an allocation, as [`Self::leave_free`] after a wake.
+    pub(in crate::pool) fn leave_free_if_due(&self, deadline: Deadline) {
+        if self.broker().is_some() && self.free_memory().is_due(self.counters().created_bytes()) {
+            self.leave_free(deadline);
+        }
+    }
+
+    /// Without locks: what asks no broker needs memory as well, such as kernels that are loaded late. What others lend
+    /// would leave it none.
+    pub(super) fn leave_free(&self, deadline: Deadline) {
+        let min_bytes = self.free_memory().min_bytes();
+        if self.broker().is_none() || min_bytes == 0 {
             return;
-        };
+        }
         // A device that does not say refuses when it is full.
         let free_bytes = self.driver().memory_info().map_or(min_bytes, |info| info.free_bytes);
         if free_bytes < min_bytes {

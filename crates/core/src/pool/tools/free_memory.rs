@@ -17,15 +17,18 @@ impl FreeMemory {
         self.min_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// What is to stay free, if so much was created since the last look that another is due.
-    pub(in crate::pool) fn due(&self, created_bytes: u64) -> Option<u64> {
-        let min_bytes = self.min_bytes.load(Ordering::Relaxed);
+    pub(in crate::pool) fn min_bytes(&self) -> u64 {
+        self.min_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Whether so much was created since the last look that another is due.
+    pub(in crate::pool) fn is_due(&self, created_bytes: u64) -> bool {
         let before = self.looked_at_bytes.load(Ordering::Relaxed);
-        let is_due = min_bytes > 0 && created_bytes.saturating_sub(before) >= (min_bytes / LOOKS).max(1);
+        let is_due = created_bytes.saturating_sub(before) >= (self.min_bytes() / LOOKS).max(1);
         if is_due {
             self.looked_at_bytes.store(created_bytes, Ordering::Relaxed);
         }
-        is_due.then_some(min_bytes)
+        is_due
     }
 }
 
@@ -36,11 +39,10 @@ mod tests {
     #[test]
     fn a_look_is_due_after_a_part_of_it() {
         let free = FreeMemory::default();
-        assert_eq!(free.due(1 << 40), None, "nothing has to stay free");
         free.set_min(8);
         assert_eq!(
-            [1, 2, 3, 4, 4, 100].map(|created| free.due(created)),
-            [None, Some(8), None, Some(8), None, Some(8)]
+            [1, 2, 3, 4, 4, 100].map(|created| free.is_due(created)),
+            [false, true, false, true, false, true]
         );
     }
 }
