@@ -45,6 +45,9 @@ def first_answers(rotation: Rotation) -> None:
         rotation.look()
     if len({str(truth) for truth in rotation.truth.values()}) < len(rotation.names):
         raise RuntimeError(f"engines say the same, so a wrong one would not be seen: {rotation.truth}")
+    # A start has all lent memory given up, which no later turn does.
+    for name in rotation.names:
+        rotation.ask(name)
 
 
 def turns(rotation: Rotation, until: float) -> bool:
