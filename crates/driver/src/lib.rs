@@ -23,6 +23,8 @@ pub mod nvml;
 #[cfg(target_os = "linux")]
 mod other_process;
 #[cfg(target_os = "linux")]
+mod parents_only;
+#[cfg(target_os = "linux")]
 mod process;
 #[cfg(target_os = "linux")]
 pub mod system;

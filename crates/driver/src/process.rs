@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use poorwill_core::{DriverError, DriverErrorKind, Op};
 
+use crate::parents_only::replace_in_child;
+
 /// Forks between the first process and this one. Only forked children increment it.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 /// 0, or an error number.
@@ -16,6 +18,7 @@ static REGISTERED: OnceLock<c_int> = OnceLock::new();
 
 extern "C" fn count_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
+    replace_in_child();
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +30,7 @@ pub(crate) struct Owner {
 impl Owner {
     pub(crate) fn this() -> Result<Self, DriverError> {
         let failed = *REGISTERED.get_or_init(|| {
-            // SAFETY: `count_fork` is a plain function that lives as long as the program. It touches one atomic
+            // SAFETY: `count_fork` is a plain function that lives as long as the program. It uses atomics and `dup3`,
             // and is therefore safe to run in a child between fork and exec.
             unsafe { libc::pthread_atfork(None, None, Some(count_fork)) }
         });

@@ -42,7 +42,7 @@
 //!   `create_shared`. `export` gives a descriptor of it, and `import` makes another backing of the same bytes, also where the
 //!   descriptor was sent. The memory stays in use, with its bytes, until its last backing, mapping and descriptor are gone.
 //!   It goes back to the device then, whatever became of the process that created it. Elsewhere these calls are
-//!   [`DriverErrorKind::Unsupported`]. An imported backing cannot be exported again: keep its descriptor.
+//!   [`DriverErrorKind::Unsupported`]. What was imported can be exported again. A forked child keeps none of it in use.
 //! - **\[in-flight\]** The caller unmaps only when no work on the range is in flight. A driver that can detect such
 //!   work refuses with [`DriverErrorKind::Busy`]; others need not.
 //!
@@ -174,7 +174,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// A descriptor of a backing's memory, which keeps it in use; see \[shared-memory\].
     ///
     /// # Errors
-    /// `UnknownHandle`; `InvalidArgument` for a backing that was imported or not created as shared; `Unsupported`.
+    /// `UnknownHandle`; `InvalidArgument` for a backing that was neither created as shared nor imported; `Unsupported`.
     fn export(&self, backing: BackingId) -> Result<OwnedFd> {
         let _ = backing;
         Err(unshared(Op::Export))

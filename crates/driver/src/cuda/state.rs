@@ -7,8 +7,9 @@
 //! The ledger lists only what is certainly mapped. A mapping is entered after the driver's map, and closed
 //! before its unmap. It is reopened if the driver refuses; after a panic it stays closed.
 
-use std::collections::HashSet;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use poorwill_core::{BackingId, DeviceRange};
@@ -16,6 +17,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::vm::Vm;
 use crate::ledger::{Ledger, Result, check_size, invalid};
+use crate::parents_only::ParentsOnly;
 
 /// The name of a file in memory that a process has while it holds imported memory.
 pub(super) const IMPORTS_MARK: &str = "poorwill-imported-memory";
@@ -34,17 +36,18 @@ pub(super) struct CudaState {
 /// Memory that came from descriptors. While there is some, a restore of this process fails.
 #[derive(Debug, Default)]
 struct Imports {
-    backings: HashSet<BackingId>,
+    /// With the descriptors that they came from: the driver exports no imported handle.
+    backings: HashMap<BackingId, ParentsOnly>,
     /// Those that inspect the process see it by its name.
     mark: Option<OwnedFd>,
 }
 
 impl Imports {
-    fn add(&mut self, backing: BackingId) -> std::io::Result<()> {
+    fn add(&mut self, backing: BackingId, memory: BorrowedFd<'_>) -> io::Result<()> {
         if self.mark.is_none() {
             self.mark = Some(memfd_create(IMPORTS_MARK, MemfdFlags::CLOEXEC)?);
         }
-        self.backings.insert(backing);
+        self.backings.insert(backing, ParentsOnly::new(memory.try_clone_to_owned()?)?);
         Ok(())
     }
 
@@ -110,17 +113,22 @@ impl CudaState {
     pub(super) fn export(&self, backing: BackingId) -> Result<OwnedFd> {
         let _turn = self.turn();
         let handle = *self.ledger().backing(backing)?;
-        self.vm.export(handle)
+        match self.imports().backings.get(&backing) {
+            Some(memory) => memory.as_fd().try_clone_to_owned().map_err(|error| {
+                invalid(format!("the descriptor of imported memory cannot be doubled: {error}"))
+            }),
+            None => self.vm.export(handle),
+        }
     }
 
     pub(super) fn import(&self, memory: BorrowedFd<'_>, bytes: u64) -> Result<BackingId> {
         check_size(self.granule_bytes, bytes)?;
         let handle = self.vm.import(memory)?;
         let backing = self.ledger().created(bytes, handle);
-        if let Err(error) = self.imports().add(backing) {
+        if let Err(error) = self.imports().add(backing, memory) {
             self.release(backing)?;
             return Err(invalid(format!(
-                "no file can mark imported memory for those that hibernate it: {error}"
+                "imported memory cannot be marked and kept: {error}; raise `ulimit -n`"
             )));
         }
         Ok(backing)

@@ -15,15 +15,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{self, FileType, FlockOperation, MemfdFlags, Mode, OFlags};
 
+use crate::parents_only::ParentsOnly;
+
 /// Files of this process, on all devices.
 static MADE: AtomicU64 = AtomicU64::new(0);
 
 /// The memory of one shared backing.
 #[derive(Debug)]
 pub(super) struct SharedFile {
-    fd: OwnedFd,
+    fd: ParentsOnly,
     pub(super) bytes: u64,
-    pub(super) is_imported: bool,
 }
 
 /// What is in use of a device's capacity.
@@ -48,7 +49,7 @@ impl SharedFile {
     fn made(fd: OwnedFd, bytes: u64) -> io::Result<Self> {
         fs::flock(&fd, FlockOperation::NonBlockingLockExclusive)?;
         fs::ftruncate(&fd, bytes)?;
-        Ok(Self { fd, bytes, is_imported: false })
+        Ok(Self { fd: ParentsOnly::new(fd)?, bytes })
     }
 
     /// A file that was received.
@@ -61,11 +62,11 @@ impl SharedFile {
             let reason = format!("the descriptor has {} bytes, and {bytes} were said", found.st_size);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
         }
-        Ok(Self { fd: fd.try_clone_to_owned()?, bytes, is_imported: true })
+        Ok(Self { fd: ParentsOnly::new(fd.try_clone_to_owned()?)?, bytes })
     }
 
     pub(super) fn export(&self) -> io::Result<OwnedFd> {
-        self.fd.try_clone()
+        self.fd.as_fd().try_clone_to_owned()
     }
 }
 

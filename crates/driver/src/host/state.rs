@@ -195,12 +195,7 @@ impl HostState {
 
     pub(super) fn export(&self, id: BackingId) -> Result<OwnedFd> {
         match self.ledger.backing(id)? {
-            BackingMemory::Shared(file) if !file.is_imported => {
-                file.export().map_err(|error| system("export a backing", &error))
-            }
-            BackingMemory::Shared(_) => {
-                Err(invalid(format!("{id} was imported: keep its descriptor to pass it on")))
-            }
+            BackingMemory::Shared(file) => file.export().map_err(|error| system("export a backing", &error)),
             BackingMemory::Extent(_) => Err(invalid(format!("{id} was not created as shared memory"))),
         }
     }

@@ -102,7 +102,7 @@ impl Shared {
             let back = returned.remove(addr).filter(|back| back.bytes == *bytes);
             // What cannot be imported is gone with its descriptor.
             let back = back.filter(|_| self.has_place(&mut memory, *bytes));
-            if let Some(id) = back.and_then(|back| memory.import(back.descriptor, *bytes).ok()) {
+            if let Some(id) = back.and_then(|back| memory.import(&back.descriptor, *bytes).ok()) {
                 let mut mapping = Mapping::absent(*segment, *addr, *bytes);
                 mapping.backing = Backing::Held(id);
                 held.push(mapping);

@@ -6,7 +6,7 @@
 //!
 //! Promise: the held bytes always equal creates and imports minus successful releases.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -59,7 +59,6 @@ pub(in crate::pool) struct PhysicalMemory {
     /// Memory of at least so many bytes is created for other processes, too.
     shared_from_bytes: Option<u64>,
     /// Of memory that was imported.
-    descriptors: HashMap<BackingId, OwnedFd>,
     streams_destroyed: usize,
 }
 
@@ -101,7 +100,6 @@ impl PhysicalMemory {
             deferred_releases: Vec::new(),
             held_by_size: BTreeMap::new(),
             shared_from_bytes: None,
-            descriptors: HashMap::new(),
             streams_destroyed: 0,
         }
     }
@@ -127,18 +125,14 @@ impl PhysicalMemory {
         self.shared_from_bytes = Some(bytes);
     }
 
-    /// One more descriptor of memory that was created for other processes, or came from them.
+    /// A descriptor of memory that was created for other processes, or came from them.
     pub(in crate::pool) fn descriptor(&self, id: BackingId) -> Option<OwnedFd> {
-        match self.descriptors.get(&id) {
-            Some(imported) => imported.try_clone().ok(),
-            None => self.driver.export(id).ok(),
-        }
+        self.driver.export(id).ok()
     }
 
     /// Holds memory that another process, or this one, had.
-    pub(in crate::pool) fn import(&mut self, memory: OwnedFd, bytes: u64) -> Result<BackingId, DriverError> {
+    pub(in crate::pool) fn import(&mut self, memory: &OwnedFd, bytes: u64) -> Result<BackingId, DriverError> {
         let id = self.driver.import(memory.as_fd(), bytes)?;
-        self.descriptors.insert(id, memory);
         self.note_held(bytes);
         Ok(id)
     }
@@ -367,7 +361,6 @@ impl PhysicalMemory {
     fn release_handle(&mut self, backing: BackingId, bytes: u64) -> Result<(), DriverError> {
         let released = self.driver.release(backing);
         if released.is_ok() {
-            self.descriptors.remove(&backing);
             self.counters.held.fetch_sub(bytes, Ordering::Relaxed);
             self.held_by_size.entry(bytes).and_modify(|held| *held -= bytes);
         } else {
