@@ -34,10 +34,7 @@ impl Device {
     pub fn process_used_bytes(&self) -> Option<u64> {
         match self.backend() {
             #[cfg(target_os = "linux")]
-            Backend::Host(device) => {
-                let memory = device.memory_info().ok()?;
-                Some(memory.total_bytes - memory.free_bytes)
-            }
+            Backend::Host(device) => Some(device.memory_info().ok()?.process?.used_bytes),
             #[cfg(target_os = "linux")]
             Backend::Cuda(device) => device.process_used_bytes(),
             #[cfg(not(target_os = "linux"))]

@@ -10,8 +10,8 @@ use std::time::Duration;
 use poorwill::broker::{Broker, BrokerEnd, BrokerOptions, BrokerStop};
 use poorwill::lend::Lending;
 use poorwill::{
-    AllocRequest, Arena, Block, Changes, Level, PoolConfig, SleepReport, SleepRequest, Tag, WakeReport,
-    WakeRequest,
+    AllocRequest, Arena, Block, Changes, Config, Device, DeviceSpec, Level, PoolConfig, PoolError, SleepReport,
+    SleepRequest, Tag, WakeReport, WakeRequest,
 };
 use poorwill_testkit::device::{DeviceKind, TestDevice, skipped_unless};
 use poorwill_testkit::pattern;
@@ -141,6 +141,31 @@ fn two_arenas_that_fit_by_half_lend_to_each_other() {
     let woken = two.wake();
     assert_eq!(two.granules(woken.returned_bytes + woken.copied_bytes), 60);
     assert!(woken.returned_bytes > 0, "{woken:?}");
+}
+
+#[test]
+fn an_arena_that_opens_beside_a_lender_may_have_what_is_lent() {
+    if skipped_unless(|kind| kind == DeviceKind::Host, "only host devices are opened by these names") {
+        return;
+    }
+    let Some(world) = World::open() else { return };
+    let _broker = Served::start(&world.socket());
+    let name = format!("host:64MiB@{}/device", world.folder.path().display());
+    let spec: DeviceSpec = name.parse().unwrap();
+    let open = |lending| Arena::open(Config::on(spec.clone()).lending_by(lending)).unwrap();
+    let block = |mib: u64| AllocRequest::new(mib << 20, Tag::weights());
+    let lender = open(Some(world.lending()));
+    lender.alloc(&block(48)).unwrap();
+    assert_eq!(lender.sleep(&SleepRequest::all(Level::One).lending()).unwrap().lent_bytes, 48 << 20);
+    let budget = Device::open(&spec).unwrap().budget(None);
+    assert_eq!((budget.headroom_bytes, budget.process_used_bytes), (Some(16 << 20), Some(0)));
+    for lending in [None, Some(world.lending())] {
+        let asks = lending.is_some();
+        let beside = open(lending);
+        assert_eq!(beside.limit_bytes(), 64 << 20);
+        let had = beside.alloc(&block(60));
+        assert!(if asks { had.is_ok() } else { matches!(had, Err(PoolError::DeviceFull { .. })) }, "{had:?}");
+    }
 }
 
 #[test]
