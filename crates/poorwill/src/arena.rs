@@ -50,7 +50,8 @@ pub struct Config {
     /// Limit and shape of the pool. The limit claims a part of the budget; without one the pool claims all of
     /// it.
     pub pool: PoolConfig,
-    /// Through which broker sleeps may lend.
+    /// Through which broker sleeps may lend. Limits come from the device's total, not from what is free. Where that is too
+    /// little, an arena that lends asks for what others lend, and one that does not cannot.
     #[cfg(target_os = "linux")]
     pub lending: Option<Lending>,
 }

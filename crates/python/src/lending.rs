@@ -12,6 +12,7 @@ use pyo3::types::PyBool;
 
 use crate::errors::{invalid, not_opened, refused, wrong_type};
 use crate::registry::Entry;
+use crate::sizes::size_of;
 use crate::{device, request};
 
 /// Environment variable with the path of the broker's socket.
@@ -45,7 +46,7 @@ pub(crate) fn asked(lend: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<Lend
 }
 
 /// Without a path it is the environment's, or the usual one.
-fn at(socket: Option<PathBuf>) -> Lending {
+pub(crate) fn at(socket: Option<PathBuf>) -> Lending {
     let named = || env::var_os(SOCKET).filter(|socket| !socket.is_empty()).map(PathBuf::from);
     socket.or_else(named).map_or_else(Lending::default, |socket| Lending::default().at(socket))
 }
@@ -82,21 +83,24 @@ pub(crate) fn warn_of_refusal(py: Python<'_>, entry: &Entry, why: Option<&str>) 
     Ok(())
 }
 
-/// Has all that processes lend on a device given up, for a program that goes by free memory; returns the bytes.
+/// Has what processes lend on a device given up, for a program that goes by free memory; returns the bytes.
 ///
-/// `socket` is the path of the broker's socket, by default POORWILL_BROKER's or the usual one. Without a
-/// broker it is 0. Owners that have to make backups first get `timeout` seconds.
+/// They are `size`, an int or a text like "1GiB", or a little more; without it all. `socket` is the path of the
+/// broker's socket, by default POORWILL_BROKER's or the usual one. Without a broker it is 0. Owners that have
+/// to make backups first get `timeout` seconds.
 ///
 /// Raises PoorwillError for a broker that does not answer, and for a device that cannot be opened.
 #[pyfunction]
-#[pyo3(signature = (device=None, *, socket=None, timeout=None))]
+#[pyo3(signature = (device=None, size=None, *, socket=None, timeout=None))]
 fn free_lent(
     py: Python<'_>,
     device: Option<&Bound<'_, PyAny>>,
+    size: Option<&Bound<'_, PyAny>>,
     socket: Option<PathBuf>,
     timeout: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<u64> {
     let spec = device::named(device, py)?;
+    let bytes = size.map_or(Ok(u64::MAX), size_of)?;
     let wait_max = timeout.map(request::timeout).transpose()?.unwrap_or_default();
     let lending = at(socket);
     let failed = |error| refused(poorwill::chain(&error));
@@ -108,5 +112,5 @@ fn free_lent(
     let options = DeviceOptions::default().open_to(Peers::None);
     let name = || Ok(Device::open_with(&spec, options)?.driver().info().memory_name.clone());
     let Some(name) = py.detach(name).map_err(|error| not_opened(&error))? else { return Ok(0) };
-    py.detach(|| lending.free(&name, u64::MAX, Vec::new(), wait_max)).map_err(failed)
+    py.detach(|| lending.free(&name, bytes, Vec::new(), wait_max)).map_err(failed)
 }

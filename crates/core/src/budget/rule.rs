@@ -66,10 +66,13 @@ pub struct Budget {
     pub headroom_bytes: Option<u64>,
     /// What this process uses, context included. `None` if unknown; the headroom then assumes nothing.
     pub process_used_bytes: Option<u64>,
+    /// Lent by sleeping pools: in use, and to be had from the broker. `None` without a broker, or where memory cannot be
+    /// lent.
+    pub reclaimable_bytes: Option<u64>,
 }
 
 impl Budget {
-    /// Decides from readings in any order; of equal totals the first wins.
+    /// Decides from readings in any order; of equal totals the first wins. What is reclaimable is no reading.
     #[must_use]
     pub fn decide(readings: &[Reading], process_used_bytes: Option<u64>, cap: Option<Cap>) -> Self {
         let reserve_bytes = reserve_bytes(readings);
@@ -98,6 +101,7 @@ impl Budget {
             free_bytes,
             headroom_bytes: free_bytes.zip(unused_bytes).map(|(free, unused)| free.min(unused)),
             process_used_bytes,
+            reclaimable_bytes: None,
         }
     }
 
@@ -426,6 +430,7 @@ mod tests {
                 "budget_bytes": 4,
                 "headroom_bytes": 3,
                 "process_used_bytes": 1,
+                "reclaimable_bytes": null,
             })
         );
     }

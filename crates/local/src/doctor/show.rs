@@ -151,7 +151,7 @@ fn budget(device: &DeviceReport) -> String {
     let from = memory.winner.map_or_else(String::new, |winner| format!(", from {winner}"));
     let used = memory.process_used_bytes.filter(|bytes| *bytes > 0);
     let used = used.map_or_else(String::new, |bytes| format!("; {} used by this process", size(bytes)));
-    let lent = device.reclaimable_bytes.filter(|bytes| *bytes > 0);
+    let lent = memory.reclaimable_bytes.filter(|bytes| *bytes > 0);
     let lent =
         lent.map_or_else(String::new, |bytes| format!("; {} reclaimable from the broker", size(bytes)));
     format!(

@@ -6,6 +6,8 @@ use poorwill_core::Driver;
 use poorwill_core::budget::SourceName;
 use poorwill_core::budget::{Budget, Cap, Envelope, Reading};
 
+#[cfg(target_os = "linux")]
+use crate::lend::Lending;
 use crate::open::{Backend, Device};
 use crate::unknown_budget::{UnknownBudget, envelope};
 
@@ -42,7 +44,18 @@ impl Device {
         }
     }
 
-    /// How much this process may use now, by all sources and `cap`.
+    /// What a broker has of its memory: in use, and given up to pools that lend. `None` without a broker, or where memory
+    /// cannot be lent. A broker that does not answer is as none after the time of [`Lending::timeout`], 1 s by default.
+    #[cfg(target_os = "linux")]
+    #[must_use]
+    pub fn reclaimable_bytes(&self, lending: &Lending) -> Option<u64> {
+        let memory_name = self.driver().info().memory_name.clone()?;
+        // It is called twice: for its greeting, and for this.
+        let lending = lending.clone().within(lending.call_timeout() / 2);
+        Some(lending.status().ok()??.reclaimable_bytes(&memory_name))
+    }
+
+    /// How much this process may use now, by all sources and `cap`. No broker is asked for what is reclaimable.
     #[must_use]
     pub fn budget(&self, cap: Option<Cap>) -> Budget {
         Budget::decide(&self.facts(), self.process_used_bytes(), cap)

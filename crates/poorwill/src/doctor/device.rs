@@ -33,9 +33,6 @@ pub struct DeviceReport {
     /// Memory figures by source, and the budget.
     #[serde(flatten)]
     pub memory: Budget,
-    /// Lent by sleeping pools: in use, and to be had from the broker. `None` without a broker, or where memory cannot be
-    /// lent.
-    pub reclaimable_bytes: Option<u64>,
     /// What the broker calls the device.
     pub memory_name: Option<String>,
     /// What limits this process to a part of the device.

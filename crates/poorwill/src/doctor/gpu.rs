@@ -117,7 +117,6 @@ mod linux {
                 id,
                 name: gpu.name.clone(),
                 granule_bytes: Some(gpu.granule_bytes),
-                reclaimable_bytes: None,
                 memory_name: opened.as_ref().ok().and_then(|device| device.info().memory_name.clone()),
                 slice,
                 shared_memory_per_block_bytes: Some(gpu.shared_memory_per_block_bytes),

@@ -140,7 +140,7 @@ fn note_lent(plan: &Plan, devices: &mut [DeviceReport], warnings: &mut Vec<Strin
         Ok(Some(status)) => {
             for device in devices {
                 let bytes = device.memory_name.as_ref().map(|name| status.reclaimable_bytes(name));
-                device.reclaimable_bytes = bytes;
+                device.memory.reclaimable_bytes = bytes;
             }
         }
         Err(error) => warnings.push(error.to_string()),
@@ -182,7 +182,6 @@ fn host_device(
         granule_bytes,
         engine: EngineAdvice::of(&memory, None, claims),
         memory,
-        reclaimable_bytes: None,
         memory_name: memory_name.filter(|_| is_shared),
         slice: None,
         shared_memory_per_block_bytes: None,

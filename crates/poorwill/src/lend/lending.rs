@@ -104,7 +104,7 @@ impl Lending {
         Ok(asked.freed_bytes.saturating_add(asked.given_up_bytes))
     }
 
-    pub(super) fn call_timeout(&self) -> Duration {
+    pub(crate) fn call_timeout(&self) -> Duration {
         self.timeout.unwrap_or(Client::TIMEOUT)
     }
 

@@ -8,10 +8,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use poorwill::broker::{Broker, BrokerEnd, BrokerOptions, BrokerStop};
+use poorwill::doctor::{Plan, examine};
 use poorwill::lend::Lending;
 use poorwill::{
-    AllocRequest, Arena, Block, Changes, Config, Device, DeviceSpec, Level, PoolConfig, PoolError, SleepReport,
-    SleepRequest, Tag, WakeReport, WakeRequest,
+    AllocRequest, Arena, Block, Changes, Config, Device, DeviceSpec, Level, PoolConfig, PoolError,
+    SleepReport, SleepRequest, Tag, WakeReport, WakeRequest,
 };
 use poorwill_testkit::device::{DeviceKind, TestDevice, skipped_unless};
 use poorwill_testkit::pattern;
@@ -157,8 +158,13 @@ fn an_arena_that_opens_beside_a_lender_may_have_what_is_lent() {
     let lender = open(Some(world.lending()));
     lender.alloc(&block(48)).unwrap();
     assert_eq!(lender.sleep(&SleepRequest::all(Level::One).lending()).unwrap().lent_bytes, 48 << 20);
-    let budget = Device::open(&spec).unwrap().budget(None);
+    let device = Device::open(&spec).unwrap();
+    let budget = device.budget(None);
     assert_eq!((budget.headroom_bytes, budget.process_used_bytes), (Some(16 << 20), Some(0)));
+    assert_eq!(device.reclaimable_bytes(&world.lending()), Some(48 << 20));
+    assert_eq!(device.reclaimable_bytes(&world.lending().at("/no/such/socket")), None);
+    let report = examine(&Plan::default().on(spec.clone()).asking(world.socket())).unwrap();
+    assert_eq!(report.devices[0].memory.reclaimable_bytes, Some(48 << 20), "{:?}", report.warnings);
     for lending in [None, Some(world.lending())] {
         let asks = lending.is_some();
         let beside = open(lending);
@@ -298,6 +304,8 @@ fn a_mute_broker_is_asked_once() {
         .collect();
     assert!(refusals[0].contains("has not answered `hello` within 20 ms"), "{refusals:?}");
     assert!(refusals.iter().all(|refused| *refused == refusals[0]), "{refusals:?}");
+    let device = Device::open(&DeviceSpec::host()).unwrap();
+    assert_eq!(device.reclaimable_bytes(&world.lending().within(Duration::from_millis(20))), None);
     drop(mute);
 }
 

@@ -270,7 +270,7 @@ def budget(device: _Device | None = None, cap: _Cap | Mapping[Any, _Cap] | None 
 class Budget:
     """How much memory of a device this process may use, with sources and claims.
 
-    All figures but `unclaimed_bytes` are as of its opening.
+    All figures but `reclaimable_bytes` and `unclaimed_bytes` are as of its opening.
     """
 
     @property
@@ -294,6 +294,9 @@ class Budget:
     @property
     def process_used_bytes(self) -> int | None:
         """What the process had in use, with its context; None if unknown."""
+    @property
+    def reclaimable_bytes(self) -> int | None:
+        """Lent by sleeping pools, now, and to be had by arenas that lend; None where no broker says so."""
     @property
     def unclaimed_bytes(self) -> int:
         """Bytes without a claim, now."""
@@ -421,7 +424,9 @@ def arena(
 
     With `lend`, sleeps lend memory instead of releasing it. It stays on the device until another process
     needs it, and a wake copies only what is gone. `lend` is True, or the path of a broker's socket. True
-    means the one that POORWILL_BROKER names, or the user's. A broker that is not there is started.
+    means the one that POORWILL_BROKER names, or the user's. A broker that is not there is started. Limits go
+    by the device's total, not by what is free: where that is too little, the arena asks for what others lend.
+    One without `lend` cannot.
 
     Raises BudgetError for a limit that does not fit, or for an unknown budget. Raises PoorwillError where
     the device cannot be opened, cannot lend, or is open with other options.
@@ -1336,14 +1341,16 @@ def drop_backups(tags: _Tags | None = None) -> int:
 
 def free_lent(
     device: _Device | None = None,
+    size: int | str | None = None,
     *,
     socket: str | PathLike[str] | None = None,
     timeout: float | None = None,
 ) -> int:
-    """Has all that processes lend on a device given up, for a program that goes by free memory.
+    """Has what processes lend on a device given up, for a program that goes by free memory.
 
-    Returns the bytes. `socket` is the path of the broker's socket, by default POORWILL_BROKER's or the usual
-    one. Without a broker it is 0. Owners that have to make backups first get `timeout` seconds.
+    Returns the bytes. They are `size`, an int or a text like "1GiB", or a little more; without it all.
+    `socket` is the path of the broker's socket, by default POORWILL_BROKER's or the usual one. Without a
+    broker it is 0. Owners that have to make backups first get `timeout` seconds.
 
     Raises PoorwillError for a broker that does not answer, and for a device that cannot be opened.
     """

@@ -81,7 +81,9 @@ pub(crate) const DEFAULT: &str = "default";
 ///
 /// With `lend`, sleeps lend memory instead of releasing it. It stays on the device until another process needs
 /// it, and a wake copies only what is gone. `lend` is True, or the path of a broker's socket. True means the one
-/// that POORWILL_BROKER names, or the user's. A broker that is not there is started.
+/// that POORWILL_BROKER names, or the user's. A broker that is not there is started. Limits go by the device's
+/// total, not by what is free: where that is too little, the arena asks for what others lend. One without `lend`
+/// cannot.
 ///
 /// Raises BudgetError for a limit that does not fit, or for an unknown budget. Raises PoorwillError where the
 /// device cannot be opened, cannot lend, or is open with other options.
@@ -236,7 +238,8 @@ impl Arena {
     fn budget(&self) -> PyResult<Budget> {
         let opened = self.opened()?;
         let envelope = opened.arena().envelope().clone();
-        Ok(Budget::shared(opened.device().clone(), opened.budget().clone(), envelope))
+        let lending = self.entry.get()?.lending().cloned().unwrap_or_else(|| lending::at(None));
+        Ok(Budget::shared(opened.device().clone(), opened.budget().clone(), envelope, lending))
     }
 
     /// Allocates a block for an array; its bytes are unspecified.

@@ -4,6 +4,7 @@ pub(crate) mod cap;
 mod claim;
 
 use poorwill::budget::{Envelope, claim_in_use};
+use poorwill::lend::Lending;
 use poorwill::{ByteSize, Device, OpenError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -11,6 +12,7 @@ use pyo3::types::PyDict;
 use self::claim::Claim;
 use crate::device;
 use crate::errors::{invalid, not_opened, over_budget, refused};
+use crate::lending;
 use crate::process::ProcessLocal;
 use crate::sizes::size_of;
 
@@ -48,7 +50,8 @@ fn budget(
         let device = Device::open(&spec)?;
         let (budget, envelope) = device.envelope(cap)?;
         let in_use = claim_in_use(&budget, &envelope);
-        Ok((budget, OpenBudget { envelope, _in_use: in_use, device }))
+        let lending = lending::at(None);
+        Ok((budget, OpenBudget { envelope, _in_use: in_use, device, lending }))
     });
     let (decided, opened) = opened.map_err(|error: OpenError| not_opened(&error))?;
     Ok(Budget { device: spec.to_string(), decided, opened: ProcessLocal::new(opened) })
@@ -56,7 +59,7 @@ fn budget(
 
 /// How much memory of a device this process may use, with sources and claims.
 ///
-/// All figures but `unclaimed_bytes` are as of its opening.
+/// All figures but `reclaimable_bytes` and `unclaimed_bytes` are as of its opening.
 #[pyclass(frozen, module = "poorwill")]
 #[derive(Debug)]
 pub(crate) struct Budget {
@@ -73,17 +76,21 @@ struct OpenBudget {
     /// Reserves what cannot be had.
     _in_use: Option<poorwill::Claim>,
     device: Device,
+    /// The broker of what is reclaimable.
+    lending: Lending,
 }
 
 impl Budget {
     /// The budget of an open arena, which keeps its own claim.
-    pub(crate) fn shared(device: Device, decided: poorwill::Budget, envelope: Envelope) -> Self {
+    pub(crate) fn shared(
+        device: Device,
+        decided: poorwill::Budget,
+        envelope: Envelope,
+        lending: Lending,
+    ) -> Self {
         let name = device.spec().to_string();
-        Self {
-            device: name,
-            decided,
-            opened: ProcessLocal::new(OpenBudget { envelope, _in_use: None, device }),
-        }
+        let opened = OpenBudget { envelope, _in_use: None, device, lending };
+        Self { device: name, decided, opened: ProcessLocal::new(opened) }
     }
 }
 
@@ -125,6 +132,13 @@ impl Budget {
         self.decided.process_used_bytes
     }
 
+    /// Lent by sleeping pools, now, and to be had by arenas that lend; None where no broker says so.
+    #[getter]
+    fn reclaimable_bytes(&self, py: Python<'_>) -> PyResult<Option<u64>> {
+        let OpenBudget { device, lending, .. } = self.opened.get()?;
+        Ok(py.detach(|| device.reclaimable_bytes(lending)))
+    }
+
     /// Bytes without a claim, now.
     #[getter]
     fn unclaimed_bytes(&self) -> PyResult<u64> {
@@ -149,7 +163,10 @@ impl Budget {
 
     /// The decision as plain values, like the command line's JSON.
     fn as_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let json = serde_json::to_string(&self.decided).map_err(refused)?;
+        let mut decided = self.decided.clone();
+        // Unknown in a forked child.
+        decided.reclaimable_bytes = self.reclaimable_bytes(py).ok().flatten();
+        let json = serde_json::to_string(&decided).map_err(refused)?;
         Ok(py.import("json")?.call_method1("loads", (json,))?.cast_into()?)
     }
 
