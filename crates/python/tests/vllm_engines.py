@@ -129,6 +129,23 @@ class Engine:
         torch.cuda.empty_cache()
 
 
+def acting(engine: Engine, moment: str, act: Callable[[], object]) -> Engine:
+    """Has another act at a moment of the start, once: behind that function of the model runner."""
+    stock = getattr(engine.runner, moment)
+    has_acted = False
+
+    def acts(*given: Any, **more: Any) -> Any:
+        nonlocal has_acted
+        done = stock(*given, **more)
+        if not has_acted:
+            act()
+        has_acted = True
+        return done
+
+    setattr(engine.runner, moment, acts)
+    return engine
+
+
 def contents(tensors: dict[str, Any]) -> dict[str, bytes]:
     return {name: tensor.numpy_bytes() for name, tensor in tensors.items()}
 

@@ -7,16 +7,17 @@ import importlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import poorwill
 import pytest
 from lent_places import end_broker
-from vllm_engines import MIB, Engine, Start, addresses, contents
+from vllm_engines import MIB, Engine, Start, acting, addresses, contents
 
 torch: Any = importlib.import_module("torch")
 
-OTHERS_BYTES = 160 * MIB
+BLOCK_BYTES = 64 * MIB
 
 
 @pytest.fixture
@@ -54,15 +55,58 @@ def test_what_sleeps_is_lent_and_comes_back(start: Start, broker: str, level: in
     assert engine.cache_is_zero()
 
 
-def test_a_start_has_what_others_lend(start: Start, broker: str) -> None:
-    with poorwill.arena("cuda:0", "other", limit=OTHERS_BYTES, peers=(), lend=broker) as other:
-        block = other.empty(OTHERS_BYTES - 8 * MIB)
-        assert other.sleep(1).lent_bytes == block.nbytes
-        engine = lending(start, broker)
-        engine.worker.init_device()
-        assert engine.worker.init_snapshot.free_memory >= engine.free_at_start + block.nbytes
-        woken = other.wake()
-        assert (woken.returned_bytes, woken.copied_bytes) == (0, block.nbytes)
+@pytest.fixture
+def lender(broker: str) -> Iterator[poorwill.Arena]:
+    """It lends four blocks of the fake's GiB."""
+    with poorwill.arena("cuda:0", "other", limit=4 * BLOCK_BYTES, peers=(), lend=broker) as other:
+        blocks = [other.empty(BLOCK_BYTES) for _ in range(4)]
+        assert other.sleep(1).lent_bytes == 4 * BLOCK_BYTES
+        yield other
+        del blocks
+
+
+@pytest.mark.parametrize(("share", "given_up"), [(0.5, 0), (0.75, 2), (0.9, 4)])
+def test_a_start_has_what_it_lacks_of_what_others_lend(
+    start: Start, broker: str, lender: poorwill.Arena, share: float, given_up: int
+) -> None:
+    engine = lending(start, broker, gpu_memory_utilization=share)
+    engine.worker.init_device()
+    assert engine.worker.init_snapshot.free_memory >= engine.worker.requested_memory
+    woken = lender.wake()
+    assert woken.returned_bytes == (4 - given_up) * BLOCK_BYTES
+    assert woken.copied_bytes == given_up * BLOCK_BYTES
+
+
+def test_a_start_waits_for_who_lends(
+    start: Start, broker: str, lender: poorwill.Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lender.wake()
+    waits: list[float] = []
+
+    def wait(pause_s: float) -> None:
+        assert not waits, "what is lent is not asked for"
+        waits.append(pause_s)
+        lender.sleep(1)
+
+    engine = lending(start, broker)
+    starts = importlib.import_module("poorwill.vllm._starts")
+    monkeypatch.setattr(starts, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=wait))
+    engine.worker.init_device()
+    assert waits
+
+
+def test_a_lender_that_wakes_meanwhile_changes_no_profile(
+    start: Start, broker: str, lender: poorwill.Arena
+) -> None:
+    available = []
+    for wakes in (False, True):
+        engine = lending(start, broker, gpu_memory_utilization=0.5).load()
+        if wakes:
+            acting(engine, "profile_run", lender.wake)
+        available.append(engine.worker.determine_available_memory())
+        engine.end()
+    assert lender.stats().lent_bytes == 0
+    assert available[0] == available[1] > 0
 
 
 def test_without_the_setting_nothing_is_lent(start: Start) -> None:

@@ -6,14 +6,14 @@ NVML's fake lists this process. The other's memory is really this one's, and is 
 import functools
 import importlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import poorwill
 import pytest
 from fake_torch import driver
 from fake_vllm import worker_parts
-from vllm_engines import BLOCKS, MIB, Engine, Shape, Start, filled
+from vllm_engines import BLOCKS, MIB, Engine, Shape, Start, acting, filled
 
 torch: Any = importlib.import_module("torch")
 
@@ -66,23 +66,6 @@ def tenant(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tenant]:
     monkeypatch.setattr(native, "budget", lambda *given: Seen(stock(*given), made))
     yield made
     made.free()
-
-
-def acting(engine: Engine, moment: str, act: Callable[[], None]) -> Engine:
-    """Has the tenant act at a moment of the start, once: behind that function of the model runner."""
-    stock = getattr(engine.runner, moment)
-    has_acted = False
-
-    def acts(*given: Any, **more: Any) -> Any:
-        nonlocal has_acted
-        done = stock(*given, **more)
-        if not has_acted:
-            act()
-        has_acted = True
-        return done
-
-    setattr(engine.runner, moment, acts)
-    return engine
 
 
 def figures(engine: Engine) -> tuple[int, ...]:

@@ -5,7 +5,9 @@ NVML lists this process, its own use is known. From the engine's first snapshot 
 was free there, less what this process took since. Where NVML does not (in most containers, in WSL), the
 figures are the GPU's, as in vLLM.
 
-A start also waits for memory that others are about to release, for as long as a wake does.
+A start also waits for memory that others are about to release, for as long as a wake does. Where the engine
+lends, it has others give up what it lacks of what they lend. What stays lent disturbs no measurement: it is
+in use, of no process by NVML, and stays in use when its owner wakes.
 """
 
 import contextlib
@@ -30,6 +32,13 @@ LOOK_AGAIN_S = 0.05
 """Pause between two looks at the GPU's free memory, while a start waits for it."""
 
 GIB = 1 << 30
+
+SPARE_PART = 8
+"""The part of an engine's share that is freed beside it, for kernels and, without a cap, graphs: PyTorch and
+CUDA ask no broker."""
+
+Free = Callable[[int, int], int]
+"""Has so much of a GPU given up, by its number; returns the bytes."""
 
 Request = Callable[..., int]
 """vLLM's `request_memory`: what an engine may use of its GPU, by its first snapshot."""
@@ -97,12 +106,12 @@ def requesting(
     modules: Iterable[ModuleType],
     timeout_s: float,
     instead: Request | None = None,
-    free: Callable[[int], int] | None = None,
+    free: Free | None = None,
 ) -> Iterator[Requests]:
     """While a worker opens its GPU: vLLM's request waits until the memory is free, and begins the start.
 
     `modules` are those that ask by the name `request_memory`, and `instead` is asked in the place of vLLM's.
-    `free` is called before that, with the GPU's number, and returns the bytes that it has freed there.
+    `free` is called for what is missing.
     """
     end()
     requests = Requests()
@@ -114,7 +123,7 @@ def requesting(
 
 
 def _waiting(
-    requests: Requests, timeout_s: float, instead: Request | None, free: Callable[[int], int] | None
+    requests: Requests, timeout_s: float, instead: Request | None, free: Free | None
 ) -> Callable[[Request], Request]:
     def wrap(stock: Request) -> Request:
         ask = instead or stock
@@ -122,13 +131,11 @@ def _waiting(
         @functools.wraps(stock)
         def request_memory(init_snapshot: Any, *rest: Any, **more: Any) -> int:
             requests.count += 1
-            if free is not None and free(int(init_snapshot.device_.index)):
-                init_snapshot.measure()
             emptied = copy.copy(init_snapshot)
             emptied.free_memory = sys.maxsize
             # Raises what no waiting changes.
             needed_bytes = ask(emptied, *rest, **more)
-            waited_s = _wait(init_snapshot, needed_bytes, timeout_s)
+            waited_s = _wait(init_snapshot, needed_bytes, timeout_s, free)
             try:
                 requested_bytes = ask(init_snapshot, *rest, **more)
             except (ValueError, _native.BudgetError) as error:
@@ -141,16 +148,18 @@ def _waiting(
     return wrap
 
 
-def _wait(snapshot: Any, needed_bytes: int, timeout_s: float) -> float:
+def _wait(snapshot: Any, needed_bytes: int, timeout_s: float, free: Free | None) -> float:
     """Measures again until so much is free, or the time is over. Returns how long that took."""
     began = time.monotonic()
-    missing_bytes = needed_bytes - snapshot.free_memory
     if needed_bytes > snapshot.total_memory - (snapshot.own_bytes or 0):
         # No one else has so much.
         return 0.0
+    _have_given_up(snapshot, needed_bytes, free)
+    missing_bytes = needed_bytes - snapshot.free_memory
     while snapshot.free_memory < needed_bytes and time.monotonic() - began < timeout_s:
         time.sleep(LOOK_AGAIN_S)
         snapshot.measure()
+        _have_given_up(snapshot, needed_bytes, free)
     waited_s = time.monotonic() - began
     if 0 < missing_bytes and needed_bytes <= snapshot.free_memory:
         logger.info(
@@ -159,6 +168,13 @@ def _wait(snapshot: Any, needed_bytes: int, timeout_s: float) -> float:
             missing_bytes / GIB,
         )
     return waited_s
+
+
+def _have_given_up(snapshot: Any, needed_bytes: int, free: Free | None) -> None:
+    """Has others give up what is missing of what they lend, and measures again."""
+    missing_bytes = int(needed_bytes + needed_bytes // SPARE_PART - snapshot.free_memory)
+    if free is not None and missing_bytes > 0 and free(int(snapshot.device_.index), missing_bytes):
+        snapshot.measure()
 
 
 def _missing(snapshot: Any, needed_bytes: int, waited_s: float) -> str:

@@ -177,13 +177,13 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
                 _environment.DISK,
             )
 
-    def _free_lent(self, ordinal: int) -> int:
-        """Has what others lend of a GPU given up, for vLLM goes by free memory. Returns the bytes."""
+    def _free_lent(self, ordinal: int, nbytes: int) -> int:
+        """Has others give up so much of what they lend of a GPU. Returns the bytes."""
         timeout_s, socket = self._environment.wake_timeout_s, self._environment.broker
         try:
-            freed_bytes = _native.free_lent(ordinal, socket=socket, timeout=timeout_s)
-        except PoorwillError as error:
-            logger.warning("what others lend of cuda:%d stays in use: %s", ordinal, error)
+            freed_bytes = _native.free_lent(ordinal, nbytes, socket=socket, timeout=timeout_s)
+        except PoorwillError:
+            self._warn_once(f"what others lend of cuda:{ordinal} stays in use")
             return 0
         if freed_bytes:
             logger.info("%s of cuda:%d that others had lent are free now", gib(freed_bytes), ordinal)
