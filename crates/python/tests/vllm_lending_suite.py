@@ -109,6 +109,19 @@ def test_a_lender_that_wakes_meanwhile_changes_no_profile(
     assert available[0] == available[1] > 0
 
 
+def test_what_a_pass_takes_stays_free(
+    start: Start, broker: str, lender: poorwill.Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = lending(start, broker, gpu_memory_utilization=0.4)
+    monkeypatch.setattr(importlib.import_module("poorwill.vllm.worker"), "KEPT_FREE_BYTES", 0)
+    engine.worker.peak_activation_memory = 400 * MIB
+    engine.start()
+    engine.worker.sleep(1)
+    engine.worker.wake_up()
+    assert torch.cuda.mem_get_info()[0] >= 400 * MIB
+    assert lender.wake().copied_bytes > 0
+
+
 def test_without_the_setting_nothing_is_lent(start: Start) -> None:
     engine = start().start()
     engine.worker.sleep(1)

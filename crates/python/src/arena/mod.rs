@@ -429,6 +429,19 @@ impl Arena {
         self.settled(py, poorwill::Arena::trim)
     }
 
+    /// Has others' lent memory given up where less of the device is free: after wakes, and while this arena grows.
+    ///
+    /// That is for what asks no broker: kernels that are loaded late, memory of other allocators. `size` is an int
+    /// or a text like "2GiB". At first it is a hundred-and-twenty-eighth of the device, 1 GiB at most. Without
+    /// `lend` it changes nothing.
+    fn keep_free(&self, py: Python<'_>, size: &Bound<'_, PyAny>) -> PyResult<()> {
+        let bytes = size_of(size)?;
+        self.with(py, move |arena| {
+            arena.keep_free(bytes);
+            Ok(())
+        })
+    }
+
     /// Drops the backups of awake tags and releases unused host memory; returns the bytes released.
     ///
     /// `tags` is one, several, or None for all that are awake. Memory that shares an extent with a remaining

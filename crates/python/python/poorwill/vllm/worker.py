@@ -60,6 +60,9 @@ MUCH_KEPT = 0.05
 COVERED_AT_LEAST = 0.9
 """Least share of the weights' bytes that a sleep has to release."""
 
+KEPT_FREE_BYTES = 1 << 30
+"""What an arena that lends keeps free of others' lent memory by itself, at most."""
+
 _LESS_OR_MORE = (
     f"raise {_environment.BUDGET} or --gpu-memory-utilization, whichever is in use, take a smaller or "
     "quantized model, or spread it over more GPUs"
@@ -259,6 +262,10 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         _starts.end(self.device.index)
         # By now there are graphs and other state as well.
         self._warn_of_shortage()
+        # A pass takes this of PyTorch's own memory, which asks no broker.
+        peak_bytes = int(getattr(self, "peak_activation_memory", 0))
+        if self._environment.lend and peak_bytes > KEPT_FREE_BYTES:
+            self.allocator.arena.keep_free(peak_bytes)
         self._prepare_in_background()
         return done
 
