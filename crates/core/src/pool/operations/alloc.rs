@@ -108,7 +108,7 @@ impl Shared {
             let (needed_bytes, lack, full) = match attempt? {
                 Attempt::Done(block) => {
                     drop(memory);
-                    self.leave_free_if_due(deadline);
+                    self.leave_free_if_due();
                     return Ok(block);
                 }
                 Attempt::Grown => continue,

@@ -22,6 +22,9 @@ const CHUNKS_MAX: usize = 512;
 /// Longest wait for memory that others have to make backups of first.
 const ASK_MAX: Duration = Duration::from_secs(10);
 
+/// The same for memory that is to stay free.
+const LEAVE_FREE_MAX: Duration = Duration::from_secs(1);
+
 /// What became of a sleep's memory that was to be lent.
 #[derive(Debug, Default)]
 pub(super) struct Lending {
@@ -189,24 +192,26 @@ impl Shared {
     }
 
     /// After an allocation, as [`Self::leave_free`] after a wake.
-    pub(in crate::pool) fn leave_free_if_due(&self, deadline: Deadline) {
-        if self.broker().is_some() && self.free_memory().is_due(self.counters().created_bytes()) {
-            self.leave_free(deadline);
+    pub(in crate::pool) fn leave_free_if_due(&self) {
+        let created_bytes = self.counters().created_bytes();
+        if self.broker().is_some() && self.free_memory().is_due(created_bytes) && !self.leave_free() {
+            self.free_memory().rest(created_bytes);
         }
     }
 
     /// Without locks: what asks no broker needs memory as well, such as kernels that are loaded late. What others lend
-    /// would leave it none.
-    pub(super) fn leave_free(&self, deadline: Deadline) {
+    /// would leave it none. Returns false where it has less than it should.
+    pub(super) fn leave_free(&self) -> bool {
         let min_bytes = self.free_memory().min_bytes();
         if self.broker().is_none() || min_bytes == 0 {
-            return;
+            return true;
         }
         // A device that does not say refuses when it is full.
         let free_bytes = self.driver().memory_info().map_or(min_bytes, |info| info.free_bytes);
-        if free_bytes < min_bytes {
-            self.ask(min_bytes - free_bytes, deadline);
-        }
+        let lacking_bytes = min_bytes.saturating_sub(free_bytes);
+        // What called this has what it needs.
+        let deadline = Deadline::begin(self.driver(), Some(LEAVE_FREE_MAX));
+        lacking_bytes == 0 || self.ask(lacking_bytes, deadline) >= lacking_bytes
     }
 
     /// Has others give up what they lend, then this pool what is resident. Returns the bytes; without locks.

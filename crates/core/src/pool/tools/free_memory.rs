@@ -5,6 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Memory that is created between two looks, as a part of what is to stay free.
 const LOOKS: u64 = 4;
 
+/// How often so much is created without a look after one in vain.
+const RESTS: u64 = 4;
+
 #[derive(Debug, Default)]
 pub(in crate::pool) struct FreeMemory {
     min_bytes: AtomicU64,
@@ -30,6 +33,12 @@ impl FreeMemory {
         }
         is_due
     }
+
+    /// After a look in vain: the next one is due much later.
+    pub(in crate::pool) fn rest(&self, created_bytes: u64) {
+        let until_bytes = created_bytes.saturating_add(self.min_bytes().saturating_mul(RESTS));
+        self.looked_at_bytes.store(until_bytes, Ordering::Relaxed);
+    }
 }
 
 #[cfg(test)]
@@ -44,5 +53,7 @@ mod tests {
             [1, 2, 3, 4, 4, 100].map(|created| free.is_due(created)),
             [false, true, false, true, false, true]
         );
+        free.rest(100);
+        assert_eq!([102, 133, 134].map(|created| free.is_due(created)), [false, false, true]);
     }
 }

@@ -91,7 +91,7 @@ impl Shared {
         drop(exclusive);
         // A broker that does not hear of it asks in vain.
         let _ = self.announce_resident();
-        self.leave_free(deadline);
+        self.leave_free();
         if !self.shape().keep_backups && report.copied_bytes > 0 {
             // The wake has succeeded, even where trimming fails.
             let _ = self.backups().trim();
