@@ -7,7 +7,6 @@ mod error;
 mod events;
 mod line;
 
-use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,7 +16,7 @@ pub use error::ClientError;
 use events::Events;
 use line::{Line, LineError};
 
-use crate::protocol::{Answer, Ask, BrokerStatus, Request, SIZES_MAX, SPARED_MAX, VERSION, WITHIN_MS_MAX};
+use crate::protocol::{Answer, Ask, Asked, BrokerStatus, Request, SPARED_MAX, VERSION, WITHIN_MS_MAX};
 
 /// Longer timeouts are cut to it.
 const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -42,29 +41,6 @@ pub struct LentChunk {
     pub is_dropped: bool,
     /// What keeps it on the device.
     pub descriptor: OwnedFd,
-}
-
-/// Memory that another process lent, for this one to keep.
-#[derive(Debug)]
-pub struct HandedChunk {
-    /// How much memory it is.
-    pub bytes: u64,
-    /// What keeps it on the device.
-    pub descriptor: OwnedFd,
-}
-
-/// What came of an [`Ask`].
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct Asked {
-    /// Memory of the sizes that the ask names. It counts towards the bytes.
-    pub handed: Vec<HandedChunk>,
-    /// Memory whose descriptors the broker has closed.
-    pub freed_bytes: u64,
-    /// Memory that owners gave up.
-    pub given_up_bytes: u64,
-    /// What is still lacking. Of [`Ask::ALL`]: what owners that were asked did not give up.
-    pub missing_bytes: u64,
 }
 
 /// A connection to a broker. Threads take turns; a forked child cannot use it.
@@ -156,30 +132,14 @@ impl Client {
     /// # Errors
     /// If the broker is lost. That there is too little memory is no error.
     pub fn ask(&self, ask: &Ask) -> Result<Asked, ClientError> {
-        let mut sizes = BTreeMap::<u64, u64>::new();
-        ask.sizes.iter().for_each(|size| *sizes.entry(*size).or_default() += 1);
         let within_ms = u64::try_from(ask.within.as_millis()).unwrap_or(u64::MAX);
-        if sizes.len() > SIZES_MAX || ask.spared.len() > SPARED_MAX || within_ms > WITHIN_MS_MAX {
-            let why = format!(
-                "an ask has over {SIZES_MAX} distinct sizes, spares over {SPARED_MAX} processes or waits over \
-                 {WITHIN_MS_MAX} ms"
-            );
+        if ask.spared.len() > SPARED_MAX || within_ms > WITHIN_MS_MAX {
+            let why = format!("an ask spares over {SPARED_MAX} processes or waits over {WITHIN_MS_MAX} ms");
             return Err(ClientError::BadRequest { path: self.path.clone(), request: "ask", why });
         }
-        let request = Request::Ask {
-            bytes: ask.bytes,
-            sizes: sizes.into_iter().collect(),
-            spared: ask.spared.clone(),
-            within_ms,
-        };
+        let request = Request::Ask { bytes: ask.bytes, spared: ask.spared.clone(), within_ms };
         match self.call("ask", &request, Vec::new(), ask.within)? {
-            (Answer::Asked { handed, freed_bytes, given_up_bytes, missing_bytes }, descriptors)
-                if handed.len() == descriptors.len() =>
-            {
-                let handed = handed.into_iter().zip(descriptors);
-                let handed = handed.map(|(bytes, descriptor)| HandedChunk { bytes, descriptor }).collect();
-                Ok(Asked { handed, freed_bytes, given_up_bytes, missing_bytes })
-            }
+            (Answer::Asked(asked), _) => Ok(asked),
             _ => Err(self.strange("ask")),
         }
     }

@@ -14,19 +14,18 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::protocol::{BrokerStatus, BrokerTotals, LENDER_BYTES_MAX, LenderStatus};
+use crate::protocol::{Asked, BrokerStatus, BrokerTotals, LENDER_BYTES_MAX, LenderStatus};
 pub(crate) use chunk::{Chunk, ConnectionId, LedgerError};
 use lent::Lent;
-pub(crate) use pending::AskResult;
 use pending::PendingAsk;
 
 /// What is to be done outside.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Effect<M> {
+pub(crate) enum Effect {
     /// Ask an owner, on its second connection.
     GiveUp { events: ConnectionId, ask: u64, bytes: u64 },
     /// Answer an ask.
-    Answer { client: ConnectionId, result: AskResult<M> },
+    Answer { client: ConnectionId, asked: Asked },
     /// End a second connection, whose first has ended.
     Close { events: ConnectionId },
 }
@@ -35,7 +34,7 @@ pub(crate) enum Effect<M> {
 #[derive(Debug)]
 pub(crate) struct Ledger<M> {
     clients: BTreeMap<ConnectionId, Lender<M>>,
-    asks: BTreeMap<u64, PendingAsk<M>>,
+    asks: BTreeMap<u64, PendingAsk>,
     asked: u64,
     totals: BrokerTotals,
 }
@@ -88,7 +87,7 @@ impl<M> Ledger<M> {
     }
 
     /// A client's second connection has ended: it can be asked no more.
-    pub(crate) fn stop_listening(&mut self, client: ConnectionId, now: Duration) -> Vec<Effect<M>> {
+    pub(crate) fn stop_listening(&mut self, client: ConnectionId, now: Duration) -> Vec<Effect> {
         if let Some(lender) = self.clients.get_mut(&client) {
             lender.events = None;
         }
@@ -96,7 +95,7 @@ impl<M> Ledger<M> {
     }
 
     /// A client has ended. What it lends is dropped.
-    pub(crate) fn leave(&mut self, client: ConnectionId, now: Duration) -> Vec<Effect<M>> {
+    pub(crate) fn leave(&mut self, client: ConnectionId, now: Duration) -> Vec<Effect> {
         let Some(lender) = self.clients.remove(&client) else { return Vec::new() };
         self.asks.retain(|_, ask| ask.client() != client);
         let mut effects = self.forget_owner(client, now);
@@ -104,7 +103,7 @@ impl<M> Ledger<M> {
         effects
     }
 
-    fn forget_owner(&mut self, owner: ConnectionId, now: Duration) -> Vec<Effect<M>> {
+    fn forget_owner(&mut self, owner: ConnectionId, now: Duration) -> Vec<Effect> {
         let left: Vec<u64> =
             self.asks.iter_mut().filter_map(|(id, ask)| ask.forget(owner).then_some(*id)).collect();
         let mut effects = Vec::new();
@@ -159,18 +158,17 @@ impl<M> Ledger<M> {
         Ok(())
     }
 
-    /// Takes `bytes` on the client's device: what has one of the sizes is handed over, as often as each says. Owners are
-    /// asked if that is not enough and the deadline is later than now.
+    /// Frees `bytes` on the client's device. Owners are asked if that is not enough and the deadline is later than now.
     pub(crate) fn ask(
         &mut self,
         client: ConnectionId,
         bytes: u64,
-        (sizes, spared): (BTreeMap<u64, u64>, Vec<u32>),
-        (now, deadline): (Duration, Duration),
-    ) -> Vec<Effect<M>> {
+        spared: Vec<u32>,
+        now: Duration,
+        deadline: Duration,
+    ) -> Vec<Effect> {
         self.asked += 1;
-        let ask = PendingAsk::new(client, bytes, sizes, spared, deadline);
-        self.asks.insert(self.asked, ask);
+        self.asks.insert(self.asked, PendingAsk::new(client, bytes, spared, deadline));
         let mut effects = Vec::new();
         self.advance(self.asked, now, &mut effects);
         effects
@@ -188,7 +186,7 @@ impl<M> Ledger<M> {
         ask: u64,
         bytes: u64,
         now: Duration,
-    ) -> Vec<Effect<M>> {
+    ) -> Vec<Effect> {
         let mut effects = Vec::new();
         let bytes = bytes.min(LENDER_BYTES_MAX);
         let is_awaited = self.asks.get_mut(&ask).is_some_and(|ask| ask.add_given_up(owner, bytes));
@@ -200,7 +198,7 @@ impl<M> Ledger<M> {
     }
 
     /// Answers the asks whose deadline has come.
-    pub(crate) fn expire(&mut self, now: Duration) -> Vec<Effect<M>> {
+    pub(crate) fn expire(&mut self, now: Duration) -> Vec<Effect> {
         let late = self.asks.iter().filter(|(_, ask)| ask.deadline() <= now);
         let late: Vec<u64> = late.map(|(id, _)| *id).collect();
         let mut effects = Vec::new();
@@ -234,29 +232,24 @@ impl<M> Ledger<M> {
     }
 
     /// Takes an ask as far as it comes now, and answers it if no owner is left to wait for.
-    fn advance(&mut self, id: u64, now: Duration, effects: &mut Vec<Effect<M>>) {
+    fn advance(&mut self, id: u64, now: Duration, effects: &mut Vec<Effect>) {
         let Some(mut ask) = self.asks.remove(&id) else { return };
         self.take_lent(&mut ask);
         if now < ask.deadline() {
             self.ask_owners(id, &mut ask, effects);
         }
         if now >= ask.deadline() || ask.is_over() {
-            effects.push(Effect::Answer { client: ask.client(), result: ask.finish() });
+            effects.push(Effect::Answer { client: ask.client(), asked: ask.finish() });
         } else {
             self.asks.insert(id, ask);
         }
     }
 
-    fn take_lent(&mut self, ask: &mut PendingAsk<M>) {
+    fn take_lent(&mut self, ask: &mut PendingAsk) {
         let order = self.neighbours(ask, |lender| (!lender.lent.is_empty()).then_some(lender.since));
         let own = ask.client();
         let (others, own): (Vec<ConnectionId>, Vec<_>) = order.into_iter().partition(|id| *id != own);
-        let before = ask.taken_bytes();
-        for id in others.iter().chain(&own) {
-            if let Some(lender) = self.clients.get_mut(id) {
-                ask.hand_over(&mut lender.lent);
-            }
-        }
+        let before = ask.freed_bytes();
         for (order, is_dropped) in [(&others, true), (&others, false), (&own, true), (&own, false)] {
             for id in order {
                 if let Some(lender) = self.clients.get_mut(id) {
@@ -264,10 +257,10 @@ impl<M> Ledger<M> {
                 }
             }
         }
-        add(&mut self.totals.taken_bytes, ask.taken_bytes() - before);
+        add(&mut self.totals.taken_bytes, ask.freed_bytes() - before);
     }
 
-    fn ask_owners(&mut self, id: u64, ask: &mut PendingAsk<M>, effects: &mut Vec<Effect<M>>) {
+    fn ask_owners(&mut self, id: u64, ask: &mut PendingAsk, effects: &mut Vec<Effect>) {
         let order = self.neighbours(ask, |lender| {
             (lender.announced_bytes > 0 && lender.events.is_some()).then_some(lender.announced_at)
         });
@@ -286,7 +279,7 @@ impl<M> Ledger<M> {
     /// Clients on the asker's device that it does not spare, and for which there is a time, by that time.
     fn neighbours(
         &self,
-        ask: &PendingAsk<M>,
+        ask: &PendingAsk,
         since: impl Fn(&Lender<M>) -> Option<Duration>,
     ) -> Vec<ConnectionId> {
         let device = self.clients.get(&ask.client()).map(|lender| &lender.device);

@@ -1,4 +1,4 @@
-//! What clients and the broker say to each other, as JSON. [`Ask`] and [`BrokerStatus`] are what users see of it.
+//! What clients and the broker say to each other, as JSON. [`Ask`], [`Asked`] and [`BrokerStatus`] are what users see of it.
 //!
 //! A client sends a request and reads one answer. The first request names the version; another version is refused.
 
@@ -14,9 +14,6 @@ pub(crate) const NAME_BYTES_MAX: usize = 4096 + 64;
 
 /// More bytes of a lender are refused: sums stay far from what a number holds.
 pub(crate) const LENDER_BYTES_MAX: u64 = 1 << 50;
-
-/// More distinct sizes are refused.
-pub(crate) const SIZES_MAX: usize = 4096;
 
 /// More spared processes are refused.
 pub(crate) const SPARED_MAX: usize = 4096;
@@ -47,8 +44,8 @@ pub(crate) enum Request {
     TakeBack { ids: Option<Vec<u64>> },
     /// What the client could give up if asked.
     Announce { bytes: u64 },
-    /// Sizes come with how often each serves.
-    Ask { bytes: u64, sizes: Vec<(u64, u64)>, spared: Vec<u32>, within_ms: u64 },
+    /// See [`Ask`].
+    Ask { bytes: u64, spared: Vec<u32>, within_ms: u64 },
     /// What there is.
     Status,
     /// Answers [`Answer::GiveUp`].
@@ -70,13 +67,7 @@ pub(crate) enum Answer {
     Chunks {
         chunks: Vec<ChunkLine>,
     },
-    /// The bytes of what is handed over; a descriptor for each comes along.
-    Asked {
-        handed: Vec<u64>,
-        freed_bytes: u64,
-        given_up_bytes: u64,
-        missing_bytes: u64,
-    },
+    Asked(Asked),
     Status {
         status: BrokerStatus,
     },
@@ -106,8 +97,6 @@ pub(crate) enum Refusal {
 pub struct Ask {
     /// How much. [`Ask::ALL`] is all of the device.
     pub bytes: u64,
-    /// Chunks of these sizes are handed over rather than freed; each size serves once.
-    pub sizes: Vec<u64>,
     /// Processes that keep what they have.
     pub spared: Vec<u32>,
     /// How long to wait for owners that have announced memory. Zero: they are not asked.
@@ -121,14 +110,7 @@ impl Ask {
     /// So many bytes, freed, of what is lent now.
     #[must_use]
     pub fn freeing(bytes: u64) -> Self {
-        Self { bytes, sizes: Vec::new(), spared: Vec::new(), within: Duration::ZERO }
-    }
-
-    /// Chunks of these sizes are handed over rather than freed.
-    #[must_use]
-    pub fn handing(mut self, sizes: Vec<u64>) -> Self {
-        self.sizes = sizes;
-        self
+        Self { bytes, spared: Vec::new(), within: Duration::ZERO }
     }
 
     /// These processes keep what they have.
@@ -144,6 +126,18 @@ impl Ask {
         self.within = within;
         self
     }
+}
+
+/// What came of an [`Ask`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Asked {
+    /// Memory whose descriptors the broker has closed.
+    pub freed_bytes: u64,
+    /// Memory that owners gave up.
+    pub given_up_bytes: u64,
+    /// What is still lacking. Of [`Ask::ALL`]: what owners that were asked did not give up.
+    pub missing_bytes: u64,
 }
 
 /// What a broker has, and what it has done since it began.
@@ -195,7 +189,7 @@ pub struct LenderStatus {
 pub struct BrokerTotals {
     /// What was lent.
     pub lent_bytes: u64,
-    /// What of it was freed or handed over to those who asked.
+    /// What of it was freed for those who asked.
     pub taken_bytes: u64,
     /// What of it lenders took back.
     pub brought_back_bytes: u64,
@@ -219,6 +213,10 @@ mod tests {
                 r#"{"request":"lend","chunks":[[7,18446744073709551615,true]]}"#,
             ),
             (Request::TakeBack { ids: Some(vec![7]) }, r#"{"request":"take_back","ids":[7]}"#),
+            (
+                Request::Ask { bytes: 9, spared: vec![2], within_ms: 3 },
+                r#"{"request":"ask","bytes":9,"spared":[2],"within_ms":3}"#,
+            ),
         ] {
             assert_eq!(serde_json::to_string(&request).unwrap(), text);
             assert_eq!(serde_json::from_str::<Request>(text).unwrap(), request);

@@ -1,4 +1,4 @@
-//! The broker: a process that holds descriptors of memory for others, and gives or frees it when asked.
+//! The broker: a process that holds descriptors of memory for others, and gives it back or frees it when asked.
 //!
 //! One broker at a path: a lock beside the socket is held as long as it lives. It serves processes of its own user
 //! only. No client holds up another, and what a client lends ends with its connection.

@@ -4,13 +4,13 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use poorwill_broker::{Ask, Broker, BrokerStop, Client, ClientError};
+use poorwill_broker::{Broker, BrokerStop, Client, ClientError};
 use poorwill_testkit::child::{self, OwnedChild};
 use poorwill_testkit::watchdog::TEST_TIMEOUT;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::peer::Peer;
-use crate::support::{chunks, memory, number, options};
+use crate::support::{chunks, memory, options, waiting};
 
 const SOCKET: &str = "POORWILL_TEST_SOCKET";
 
@@ -146,10 +146,8 @@ impl Script<'_> {
                 }
             })?,
             "ask" => {
-                let ask = Ask::freeing(numbers[0]).handing(numbers[1..].to_vec()).waiting(TEST_TIMEOUT);
-                let asked = self.client().ask(&ask)?;
-                let handed: Vec<u64> = asked.handed.iter().map(|chunk| number(&chunk.descriptor)).collect();
-                return Ok(format!("{handed:?} {} {}", asked.freed_bytes, asked.missing_bytes));
+                let asked = self.client().ask(&waiting(numbers[0]))?;
+                return Ok(format!("{} {}", asked.freed_bytes, asked.missing_bytes));
             }
             // The first of two packets.
             "half" => {

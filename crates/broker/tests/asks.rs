@@ -10,25 +10,23 @@ use poorwill_testkit::watchdog::eventually;
 
 use crate::bounds::pretend;
 use crate::peer::Peer;
-use crate::support::{DEVICE, Served, at_once, chunks, connect, number, options, taken_back, waiting};
+use crate::support::{DEVICE, Served, chunks, connect, options, taken_back, waiting};
 
-/// Handed over, freed, given up, missing.
-fn sums(asked: &Asked) -> (u64, u64, u64, u64) {
-    let handed = asked.handed.iter().map(|chunk| chunk.bytes).sum();
-    (handed, asked.freed_bytes, asked.given_up_bytes, asked.missing_bytes)
+/// Freed, given up, missing.
+fn sums(asked: &Asked) -> (u64, u64, u64) {
+    (asked.freed_bytes, asked.given_up_bytes, asked.missing_bytes)
 }
 
 #[test]
-fn an_ask_gets_its_sizes_and_frees_the_rest() {
+fn an_ask_frees_no_more_than_it_needs_the_oldest_first() {
     let broker = Served::start(options());
     let (old, young, asker) = (broker.client("old"), broker.client("young"), broker.client("asker"));
     old.lend(chunks(&[(1, 4), (2, 16)])).unwrap();
     young.lend(chunks(&[(7, 8), (8, 8)])).unwrap();
     asker.lend(chunks(&[(9, 8)])).unwrap();
-    let asked = asker.ask(&at_once(20, &[8, 3])).unwrap();
-    assert_eq!(sums(&asked), (8, 16, 0, 0));
-    assert_eq!(asked.handed.iter().map(|chunk| number(&chunk.descriptor)).collect::<Vec<_>>(), [7]);
-    assert_eq!((taken_back(&old), taken_back(&young)), (vec![(1, 4)], vec![(8, 8)]));
+    assert_eq!(sums(&asker.ask(&Ask::freeing(3)).unwrap()), (4, 0, 0));
+    assert_eq!(sums(&asker.ask(&Ask::freeing(20)).unwrap()), (24, 0, 0));
+    assert_eq!((taken_back(&old), taken_back(&young)), (vec![], vec![(8, 8)]));
     assert_eq!(taken_back(&asker), [(9, 8)]);
 }
 
@@ -37,8 +35,8 @@ fn another_device_gives_nothing() {
     let broker = Served::start(options());
     let (lender, asker) = (broker.client("lender"), connect(&broker.path, "GPU-2", "asker"));
     lender.lend(chunks(&[(1, 4)])).unwrap();
-    assert_eq!(sums(&asker.ask(&at_once(4, &[4])).unwrap()), (0, 0, 0, 4));
-    assert_eq!(sums(&asker.ask(&at_once(Ask::ALL, &[])).unwrap()), (0, 0, 0, 0));
+    assert_eq!(sums(&asker.ask(&Ask::freeing(4)).unwrap()), (0, 0, 4));
+    assert_eq!(sums(&asker.ask(&Ask::freeing(Ask::ALL)).unwrap()), (0, 0, 0));
     assert_eq!(taken_back(&lender), [(1, 4)]);
 }
 
@@ -48,7 +46,7 @@ fn all_is_everything_on_the_device() {
     let (lender, asker) = (broker.client("lender"), broker.client("asker"));
     lender.lend(chunks(&[(1, 4), (2, 4)])).unwrap();
     asker.lend(chunks(&[(1, 2)])).unwrap();
-    assert_eq!(sums(&asker.ask(&at_once(Ask::ALL, &[4])).unwrap()), (4, 6, 0, 0));
+    assert_eq!(sums(&asker.ask(&Ask::freeing(Ask::ALL)).unwrap()), (10, 0, 0));
 }
 
 /// An owner that gives up what is wanted, and says what that was.
@@ -72,12 +70,12 @@ fn owners_are_asked_for_what_is_not_lent_the_oldest_first() {
     let (lender, asked_lender) = owner(&broker, "old", 10);
     let (_owner, asked_owner) = owner(&broker, "young", 10);
     lender.lend(chunks(&[(1, 4)])).unwrap();
-    assert_eq!(sums(&asker.ask(&waiting(17)).unwrap()), (0, 4, 13, 0));
+    assert_eq!(sums(&asker.ask(&waiting(17)).unwrap()), (4, 13, 0));
     assert_eq!((asked_lender.recv(), asked_owner.recv()), (Ok(10), Ok(3)));
     // What was asked for is announced no more.
     let announced: Vec<u64> = asker.status().unwrap().lenders.iter().map(|row| row.announced_bytes).collect();
     assert_eq!(announced, [7]);
-    assert_eq!(sums(&asker.ask(&waiting(Ask::ALL)).unwrap()), (0, 0, 7, 0));
+    assert_eq!(sums(&asker.ask(&waiting(Ask::ALL)).unwrap()), (0, 7, 0));
     assert_eq!(asker.status().unwrap().totals.given_up_bytes, 20);
 }
 
@@ -87,8 +85,8 @@ fn an_owner_is_not_asked_without_time_by_itself_or_without_a_callback() {
     let (client, asked) = owner(&broker, "owner", 10);
     let mute = broker.client("mute");
     mute.announce(10).unwrap();
-    assert_eq!(sums(&mute.ask(&at_once(5, &[])).unwrap()), (0, 0, 0, 5));
-    assert_eq!(sums(&client.ask(&waiting(5)).unwrap()), (0, 0, 0, 5));
+    assert_eq!(sums(&mute.ask(&Ask::freeing(5)).unwrap()), (0, 0, 5));
+    assert_eq!(sums(&client.ask(&waiting(5)).unwrap()), (0, 0, 5));
     assert!(asked.try_recv().is_err());
     let error = client.on_give_up(|bytes| bytes).unwrap_err();
     assert!(matches!(error, ClientError::BadRequest { .. }), "{error}");
@@ -102,7 +100,7 @@ fn an_owner_that_gives_less_is_made_up_for_by_the_next() {
     first.on_give_up(|_| 1).unwrap();
     first.announce(10).unwrap();
     let (_second, asked) = owner(&broker, "second", 10);
-    assert_eq!(sums(&asker.ask(&waiting(10)).unwrap()), (0, 0, 10, 0));
+    assert_eq!(sums(&asker.ask(&waiting(10)).unwrap()), (0, 10, 0));
     assert_eq!(asked.recv(), Ok(9));
 }
 
@@ -128,11 +126,11 @@ fn an_ask_ends_at_its_deadline_without_the_owner() {
     let (_owner, asked, latch) = slow_owner(&broker);
     let asker = broker.client("asker");
     let ask = Ask { within: std::time::Duration::from_millis(20), ..waiting(10) };
-    assert_eq!(sums(&asker.ask(&ask).unwrap()), (0, 0, 0, 10));
+    assert_eq!(sums(&asker.ask(&ask).unwrap()), (0, 0, 10));
     assert_eq!(asked.recv(), Ok(10));
     // Its late answer is nothing to the next ask.
     latch.open();
-    assert_eq!(sums(&asker.ask(&at_once(10, &[])).unwrap()), (0, 0, 0, 10));
+    assert_eq!(sums(&asker.ask(&Ask::freeing(10)).unwrap()), (0, 0, 10));
 }
 
 #[test]
@@ -148,7 +146,7 @@ fn others_are_served_while_an_owner_is_waited_for() {
         owner.lend(chunks(&[(1, 5)])).unwrap();
         assert_eq!(other.status().unwrap().lenders.len(), 2);
         latch.open();
-        assert_eq!(sums(&result.join().unwrap()), (0, 0, 10, 0));
+        assert_eq!(sums(&result.join().unwrap()), (0, 10, 0));
     });
     assert_eq!(taken_back(&owner), [(1, 5)]);
 }
@@ -162,7 +160,7 @@ fn an_owner_that_ends_is_waited_for_no_longer() {
         let result = scope.spawn(|| asker.ask(&waiting(10)).unwrap());
         assert_eq!(asked.recv(), Ok(10));
         drop(owner);
-        assert_eq!(sums(&result.join().unwrap()), (0, 0, 0, 10));
+        assert_eq!(sums(&result.join().unwrap()), (0, 0, 10));
     });
     latch.open();
 }
@@ -186,7 +184,7 @@ fn an_owner_that_listens_no_more_is_waited_for_no_longer() {
         let event = events.answer().unwrap();
         assert_eq!(event, r#".{"answer":"give_up","ask":1,"bytes":4}"#);
         drop(events);
-        assert_eq!(sums(&result.join().unwrap()), (0, 0, 0, 4));
+        assert_eq!(sums(&result.join().unwrap()), (0, 0, 4));
     });
     assert_eq!(asker.status().unwrap().lenders[0].announced_bytes, 5);
 }
@@ -206,7 +204,7 @@ fn a_client_in_use_says_so_and_goes_on() {
         let error = asker.status().unwrap_err();
         assert!(matches!(error, ClientError::Busy { .. }), "{error}");
         latch.open();
-        assert_eq!(sums(&result.join().unwrap()), (0, 0, 10, 0));
+        assert_eq!(sums(&result.join().unwrap()), (0, 10, 0));
     });
     assert!(!asker.is_lost());
 }

@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+use poorwill_broker::Ask;
 use poorwill_testkit::watchdog::eventually;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::actor::{Actor, acts};
-use crate::support::{DEVICE, at_once, chunks, connect, descriptors, taken_back};
+use crate::support::{DEVICE, chunks, connect, descriptors, taken_back};
 
 struct Stage {
     path: PathBuf,
@@ -103,7 +104,7 @@ fn a_lender_can_be_killed_after_any_step() {
     half.kill();
     stage.expect_nothing_left();
     let mut other = stage.client();
-    assert_eq!(other.does("ask 4"), "[] 0 4");
+    assert_eq!(other.does("ask 4"), "0 4");
 }
 
 /// A forked child keeps its parent's connection open.
@@ -134,10 +135,10 @@ fn an_owner_can_be_killed_while_it_is_asked() {
         (stage.client(), stage.client(), connect(&stage.path, DEVICE, "lender"));
     assert_eq!([owner.does("listen"), owner.does("announce 8")], ["done", "done"]);
     lender.lend(chunks(&[(7, 2)])).unwrap();
-    asker.say("ask 9 2");
+    asker.say("ask 9");
     assert_eq!(owner.hear(), "asked for 7");
     owner.kill();
-    assert_eq!(asker.hear(), "[7] 0 7");
+    assert_eq!(asker.hear(), "2 7");
     drop((asker, lender));
     stage.expect_nothing_left();
 }
@@ -152,15 +153,15 @@ fn an_asker_can_be_killed_while_it_waits() {
     assert_eq!([owner.does("listen"), owner.does("announce 8")], ["done", "done"]);
     lender.lend(chunks(&[(1, 2), (2, 3)])).unwrap();
     let mut asker = stage.client();
-    asker.say("ask 10 2");
+    asker.say("ask 10");
     assert_eq!(owner.hear(), "asked for 5");
     let before = descriptors(stage.broker.pid());
     asker.kill();
-    // Its socket, its process, and what it would have been handed.
-    eventually("all of the asker is closed", || descriptors(stage.broker.pid()) == before - 3);
+    // Its socket and its process.
+    eventually("all of the asker is closed", || descriptors(stage.broker.pid()) == before - 2);
     assert_eq!(taken_back(&lender), []);
     lender.lend(chunks(&[(1, 2)])).unwrap();
-    assert_eq!(lender.ask(&at_once(2, &[])).unwrap().freed_bytes, 2);
+    assert_eq!(lender.ask(&Ask::freeing(2)).unwrap().freed_bytes, 2);
     drop((owner, lender));
     stage.expect_nothing_left();
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use poorwill_broker::{Ask, Client, ClientError, LentChunk};
 use poorwill_testkit::watchdog::eventually;
 
-use crate::support::{DEVICE, Served, at_once, chunks, connect, hello, memory, number, options, taken_back};
+use crate::support::{DEVICE, Served, chunks, connect, hello, memory, number, options, taken_back};
 
 #[test]
 fn what_is_lent_comes_back_once() {
@@ -75,7 +75,7 @@ fn a_lender_that_ends_lends_nothing_any_more() {
     // A pipe ends when its last writer is closed.
     assert_eq!(rustix::io::read(&kept, &mut [0; 1]), Ok(0));
     eventually("no lender is left", || other.status().unwrap().lenders.is_empty());
-    assert_eq!(other.ask(&at_once(8, &[])).unwrap().missing_bytes, 8);
+    assert_eq!(other.ask(&Ask::freeing(8)).unwrap().missing_bytes, 8);
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn the_status_names_lenders_and_sums() {
     let pid = std::process::id();
     assert_eq!(rows, [(DEVICE, "a model", pid, 30, 2, 5), ("GPU-2", "b", pid, 0, 0, 7)]);
     assert!(status.lenders[0].lent_s.is_some() && status.lenders[1].lent_s.is_none());
-    lender.ask(&at_once(10, &[])).unwrap();
+    lender.ask(&Ask::freeing(10)).unwrap();
     assert_eq!(taken_back(&lender), [(2, 20)]);
     let totals = other.status().unwrap().totals;
     assert_eq!((totals.lent_bytes, totals.taken_bytes, totals.brought_back_bytes), (30, 10, 20));
@@ -118,9 +118,9 @@ fn processes_that_are_spared_keep_what_they_lend() {
     let (lender, asker) = (broker.client("lender"), broker.client("asker"));
     lender.lend(chunks(&[(1, 10)])).unwrap();
     let ours = std::process::id();
-    let asked = asker.ask(&at_once(5, &[10]).sparing(vec![ours])).unwrap();
-    assert_eq!((asked.handed.len(), asked.freed_bytes, asked.missing_bytes), (0, 0, 5));
-    let asked = asker.ask(&at_once(5, &[]).sparing(vec![ours + 1])).unwrap();
+    let asked = asker.ask(&Ask::freeing(5).sparing(vec![ours])).unwrap();
+    assert_eq!((asked.freed_bytes, asked.missing_bytes), (0, 5));
+    let asked = asker.ask(&Ask::freeing(5).sparing(vec![ours + 1])).unwrap();
     assert_eq!((asked.freed_bytes, asked.missing_bytes), (10, 0));
 }
 

@@ -98,11 +98,6 @@ pub(crate) fn taken_back(client: &Client) -> Vec<(u64, u64)> {
     chunks.iter().map(|chunk| (chunk.id, chunk.bytes)).collect()
 }
 
-/// An ask that does not wait for owners.
-pub(crate) fn at_once(bytes: u64, sizes: &[u64]) -> Ask {
-    Ask::freeing(bytes).handing(sizes.to_vec())
-}
-
 /// An ask that waits for owners as long as a test may take.
 pub(crate) fn waiting(bytes: u64) -> Ask {
     Ask::freeing(bytes).waiting(TEST_TIMEOUT)

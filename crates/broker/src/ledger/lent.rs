@@ -60,13 +60,6 @@ impl<M> Lent<M> {
         self.by_id.insert(chunk.id, chunk);
     }
 
-    /// A chunk of exactly this size.
-    pub(super) fn take_of(&mut self, bytes: u64) -> Option<Chunk<M>> {
-        let of_size = (bytes, 0)..=(bytes, u64::MAX);
-        let found = self.by_size.iter().find_map(|of| of.range(of_size.clone()).next().copied());
-        self.remove(found?.1)
-    }
-
     /// Of those whose bytes were dropped, or of the others: the smallest chunk that has `bytes`, or else the largest.
     pub(super) fn take_towards(&mut self, bytes: u64, is_dropped: bool) -> Option<Chunk<M>> {
         let of = &self.by_size[at(is_dropped)];

@@ -3,29 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::chunk::{Chunk, ConnectionId, LENDER_CHUNKS_MAX};
+use super::chunk::ConnectionId;
 use super::lent::Lent;
-use crate::protocol::Ask;
-
-/// What came of an ask.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct AskResult<M> {
-    pub(crate) handed: Vec<Chunk<M>>,
-    pub(crate) freed_bytes: u64,
-    pub(crate) given_up_bytes: u64,
-    /// Of an ask for all: what owners that were asked did not give up.
-    pub(crate) missing_bytes: u64,
-}
+use crate::protocol::{Ask, Asked};
 
 #[derive(Debug)]
-pub(super) struct PendingAsk<M> {
+pub(super) struct PendingAsk {
     client: ConnectionId,
     bytes: u64,
-    sizes: BTreeMap<u64, u64>,
     spared: Vec<u32>,
     deadline: Duration,
-    handed: Vec<Chunk<M>>,
-    handed_bytes: u64,
     freed_bytes: u64,
     given_up_bytes: u64,
     /// All owners that were asked, and what was wanted of them.
@@ -33,22 +20,13 @@ pub(super) struct PendingAsk<M> {
     waits_for: BTreeSet<ConnectionId>,
 }
 
-impl<M> PendingAsk<M> {
-    pub(super) fn new(
-        client: ConnectionId,
-        bytes: u64,
-        sizes: BTreeMap<u64, u64>,
-        spared: Vec<u32>,
-        deadline: Duration,
-    ) -> Self {
+impl PendingAsk {
+    pub(super) fn new(client: ConnectionId, bytes: u64, spared: Vec<u32>, deadline: Duration) -> Self {
         Self {
             client,
             bytes,
-            sizes,
             spared,
             deadline,
-            handed: Vec::new(),
-            handed_bytes: 0,
             freed_bytes: 0,
             given_up_bytes: 0,
             asked: BTreeMap::new(),
@@ -69,31 +47,17 @@ impl<M> PendingAsk<M> {
         self.deadline
     }
 
-    /// What was lent and is now handed over or freed.
-    pub(super) fn taken_bytes(&self) -> u64 {
-        self.handed_bytes + self.freed_bytes
+    /// What was lent and is now freed.
+    pub(super) fn freed_bytes(&self) -> u64 {
+        self.freed_bytes
     }
 
     fn lacking_bytes(&self) -> u64 {
-        self.bytes.saturating_sub(self.taken_bytes().saturating_add(self.given_up_bytes))
-    }
-
-    /// Takes chunks of the sizes, the largest first.
-    pub(super) fn hand_over(&mut self, lent: &mut Lent<M>) {
-        let sizes: Vec<u64> = self.sizes.keys().rev().copied().collect();
-        for size in sizes {
-            while self.lacking_bytes() > 0 && self.handed.len() < LENDER_CHUNKS_MAX {
-                let Some(left) = self.sizes.get_mut(&size).filter(|left| **left > 0) else { break };
-                let Some(chunk) = lent.take_of(size) else { break };
-                *left -= 1;
-                self.handed_bytes += chunk.bytes;
-                self.handed.push(chunk);
-            }
-        }
+        self.bytes.saturating_sub(self.freed_bytes.saturating_add(self.given_up_bytes))
     }
 
     /// Frees chunks whose bytes were dropped, or others: the largest first, but the smallest that is enough alone.
-    pub(super) fn free(&mut self, lent: &mut Lent<M>, is_dropped: bool) {
+    pub(super) fn free<M>(&mut self, lent: &mut Lent<M>, is_dropped: bool) {
         while self.lacking_bytes() > 0 {
             let Some(chunk) = lent.take_towards(self.lacking_bytes(), is_dropped) else { break };
             self.freed_bytes += chunk.bytes;
@@ -130,13 +94,12 @@ impl<M> PendingAsk<M> {
         self.lacking_bytes() == 0 || self.waits_for.is_empty()
     }
 
-    pub(super) fn finish(self) -> AskResult<M> {
+    pub(super) fn finish(self) -> Asked {
         let asked_bytes: u64 = self.asked.values().sum();
         let missing_bytes = match self.bytes {
             Ask::ALL => asked_bytes.saturating_sub(self.given_up_bytes),
             _ => self.lacking_bytes(),
         };
-        let Self { handed, freed_bytes, given_up_bytes, .. } = self;
-        AskResult { handed, freed_bytes, given_up_bytes, missing_bytes }
+        Asked { freed_bytes: self.freed_bytes, given_up_bytes: self.given_up_bytes, missing_bytes }
     }
 }

@@ -3,7 +3,7 @@
 mod model;
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 
-use super::{AskResult, Chunk, Effect, Ledger, LedgerError};
-use crate::protocol::{Ask, LENDER_BYTES_MAX};
+use super::{Chunk, Effect, Ledger, LedgerError};
+use crate::protocol::{Ask, Asked, LENDER_BYTES_MAX};
 use model::{LedgerModel, ModelEffect};
 
 /// Memory that says whether it exists.
@@ -35,7 +35,7 @@ enum Op {
     Lend { client: usize, chunks: Vec<(u64, u64)> },
     TakeBack { client: usize, ids: Option<Vec<u64>> },
     Announce { client: usize, bytes: u64 },
-    Ask { client: usize, bytes: u64, sizes: Vec<u64>, spared: Vec<u32>, within: u64 },
+    Ask { client: usize, bytes: u64, spared: Vec<u32>, within: u64 },
     GaveUp { client: usize, ask: u64, bytes: u64 },
     Wait { seconds: u64 },
 }
@@ -52,8 +52,8 @@ fn op() -> impl Strategy<Value = Op> {
         6 => (client(), chunks).prop_map(|(client, chunks)| Op::Lend { client, chunks }),
         2 => (client(), option::of(vec(0..8_u64, 0..6))).prop_map(|(client, ids)| Op::TakeBack { client, ids }),
         3 => (client(), 0..12_u64).prop_map(|(client, bytes)| Op::Announce { client, bytes }),
-        5 => (client(), wanted, vec(1..9_u64, 0..4), vec(0..3_u32, 0..2), 0..6_u64)
-            .prop_map(|(client, bytes, sizes, spared, within)| Op::Ask { client, bytes, sizes, spared, within }),
+        5 => (client(), wanted, vec(0..3_u32, 0..2), 0..6_u64)
+            .prop_map(|(client, bytes, spared, within)| Op::Ask { client, bytes, spared, within }),
         4 => (client(), 0..3_u64, 0..12_u64).prop_map(|(client, ask, bytes)| Op::GaveUp { client, ask, bytes }),
         2 => (1..4_u64).prop_map(|seconds| Op::Wait { seconds }),
     ]
@@ -123,21 +123,16 @@ impl Pair {
                 self.model.announce(id, bytes, self.now);
                 return;
             }
-            Op::Ask { client, bytes, sizes, spared, within } => {
+            Op::Ask { client, bytes, spared, within } => {
                 let Some(id) = self.client(client) else { return };
                 assert_eq!(self.ledger.is_waiting(id), self.model.is_waiting(id));
                 if self.ledger.is_waiting(id) {
                     return;
                 }
                 self.asks += 1;
-                let mut counts = BTreeMap::new();
-                sizes.iter().for_each(|size| *counts.entry(*size).or_default() += 1);
                 let deadline = now + Duration::from_secs(within);
-                let effects = self.ledger.ask(id, bytes, (counts, spared.clone()), (now, deadline));
-                (
-                    effects,
-                    self.model.ask(self.asks, id, bytes, (sizes, spared), (self.now, self.now + within)),
-                )
+                let effects = self.ledger.ask(id, bytes, spared.clone(), now, deadline);
+                (effects, self.model.ask((self.asks, id), bytes, spared, self.now, self.now + within))
             }
             Op::GaveUp { client, ask, bytes } => {
                 let Some(id) = self.client(client) else { return };
@@ -182,20 +177,16 @@ impl Pair {
     }
 }
 
-fn plain(effect: &Effect<Token>) -> ModelEffect {
+fn plain(effect: &Effect) -> ModelEffect {
     match effect {
         Effect::GiveUp { events, ask, bytes } => {
             ModelEffect::GiveUp { events: *events, ask: *ask, bytes: *bytes }
         }
         Effect::Close { events } => ModelEffect::Close { events: *events },
-        Effect::Answer { client, result } => {
-            let AskResult { handed, freed_bytes, given_up_bytes, missing_bytes } = result;
-            ModelEffect::Answer {
-                client: *client,
-                handed: handed.iter().map(|chunk| (chunk.id, chunk.bytes)).collect(),
-                sums: (*freed_bytes, *given_up_bytes, *missing_bytes),
-            }
-        }
+        Effect::Answer { client, asked } => ModelEffect::Answer {
+            client: *client,
+            sums: (asked.freed_bytes, asked.given_up_bytes, asked.missing_bytes),
+        },
     }
 }
 
@@ -236,12 +227,10 @@ fn ledger(lenders: &[&[u64]]) -> Ledger<()> {
     ledger
 }
 
-fn ask(ledger: &mut Ledger<()>, client: u64, bytes: u64, sizes: &[u64]) -> AskResult<()> {
+fn ask(ledger: &mut Ledger<()>, client: u64, bytes: u64) -> Asked {
     let now = Duration::from_secs(100);
-    let mut counts = BTreeMap::new();
-    sizes.iter().for_each(|size| *counts.entry(*size).or_default() += 1);
-    match ledger.ask(client, bytes, (counts, Vec::new()), (now, now)).pop() {
-        Some(Effect::Answer { result, .. }) => result,
+    match ledger.ask(client, bytes, Vec::new(), now, now).pop() {
+        Some(Effect::Answer { asked, .. }) => asked,
         other => panic!("{other:?}"),
     }
 }
@@ -253,8 +242,8 @@ fn left(ledger: &mut Ledger<()>, client: u64) -> Vec<u64> {
 #[test]
 fn the_oldest_lender_gives_first_and_the_asker_last() {
     let mut ledger = ledger(&[&[4], &[4], &[4]]);
-    let result = ask(&mut ledger, 0, 6, &[]);
-    assert_eq!((result.freed_bytes, result.missing_bytes), (8, 0));
+    let asked = ask(&mut ledger, 0, 6);
+    assert_eq!((asked.freed_bytes, asked.missing_bytes), (8, 0));
     assert_eq!([0, 1, 2].map(|client| left(&mut ledger, client).len()), [1, 0, 0]);
 }
 
@@ -266,7 +255,7 @@ fn what_was_dropped_goes_before_what_a_wake_would_copy() {
         ledger.lend(client, vec![dropped], Duration::from_secs(10 + client)).unwrap();
     }
     let mut left_after = |bytes| {
-        ask(&mut ledger, 0, bytes, &[]);
+        ask(&mut ledger, 0, bytes);
         ledger.status(Duration::ZERO).lenders.iter().map(|row| row.lent_bytes).collect::<Vec<_>>()
     };
     assert_eq!(left_after(1), [6, 2, 4], "the oldest of the others gives what it dropped");
@@ -280,22 +269,11 @@ fn no_more_is_freed_than_is_needed() {
     for (bytes, freed) in
         [(1, 1), (2, 2), (3, 4), (5, 8), (9, 9), (10, 10), (11, 12), (13, 13), (100, 15), (Ask::ALL, 15)]
     {
-        let result = ask(&mut ledger(&[&[2, 8, 1, 4]]), 0, bytes, &[]);
-        assert_eq!(result.freed_bytes, freed, "{bytes}");
+        let asked = ask(&mut ledger(&[&[2, 8, 1, 4]]), 0, bytes);
+        assert_eq!(asked.freed_bytes, freed, "{bytes}");
         let missing = if bytes == Ask::ALL { 0 } else { bytes.saturating_sub(freed) };
-        assert_eq!(result.missing_bytes, missing, "{bytes}");
+        assert_eq!(asked.missing_bytes, missing, "{bytes}");
     }
-}
-
-#[test]
-fn each_size_is_handed_over_once_and_counts() {
-    let mut ledger = ledger(&[&[4, 4, 2], &[4]]);
-    let result = ask(&mut ledger, 1, 7, &[4, 3]);
-    assert_eq!(result.handed, [chunk(0, 4)]);
-    assert_eq!((result.freed_bytes, result.missing_bytes), (4, 0));
-    assert_eq!(left(&mut ledger, 0), [2]);
-    let none = ask(&mut ledger, 1, 0, &[4]);
-    assert_eq!((none.handed.len(), none.freed_bytes, left(&mut ledger, 1).len()), (0, 0, 1));
 }
 
 #[test]

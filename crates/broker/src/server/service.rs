@@ -10,11 +10,11 @@ use rustix::net::{SocketFlags, accept_with};
 
 use super::connection::{Connection, Role, refuse};
 use super::options::{BrokerEnd, BrokerOptions};
-use crate::ledger::{AskResult, Chunk, ConnectionId, Effect, Ledger, LedgerError};
+use crate::ledger::{Chunk, ConnectionId, Effect, Ledger, LedgerError};
 use crate::packets::{Message, PACKET_BYTES_MAX, Received};
 use crate::protocol::{
-    Answer, AnyHello, BrokerStatus, ChunkLine, NAME_BYTES_MAX, Refusal, Request, SIZES_MAX, SPARED_MAX,
-    VERSION, WITHIN_MS_MAX,
+    Answer, AnyHello, BrokerStatus, ChunkLine, NAME_BYTES_MAX, Refusal, Request, SPARED_MAX, VERSION,
+    WITHIN_MS_MAX,
 };
 
 /// Packets that are read of one connection before the others have their turn.
@@ -209,16 +209,13 @@ impl<'o> Service<'o> {
         }
     }
 
-    fn perform(&mut self, effects: Vec<Effect<OwnedFd>>) {
+    fn perform(&mut self, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
                 Effect::GiveUp { events, ask, bytes } => {
                     self.send(events, &Answer::GiveUp { ask, bytes }, Vec::new());
                 }
-                Effect::Answer { client, result } => {
-                    let (answer, descriptors) = asked(result);
-                    self.send(client, &answer, descriptors);
-                }
+                Effect::Answer { client, asked } => self.send(client, &Answer::Asked(asked), Vec::new()),
                 Effect::Close { events } => self.end(events),
             }
         }
@@ -347,16 +344,14 @@ impl<'o> Service<'o> {
                 self.send(id, &Answer::Chunks { chunks }, descriptors);
                 return Ok(());
             }
-            Request::Ask { bytes, sizes, spared, within_ms } => {
-                if sizes.len() > SIZES_MAX || spared.len() > SPARED_MAX || within_ms > WITHIN_MS_MAX {
+            Request::Ask { bytes, spared, within_ms } => {
+                if spared.len() > SPARED_MAX || within_ms > WITHIN_MS_MAX {
                     return Err(format!(
-                        "an ask has over {SIZES_MAX} sizes, spares over {SPARED_MAX} processes or waits over \
-                         {WITHIN_MS_MAX} ms"
+                        "an ask spares over {SPARED_MAX} processes or waits over {WITHIN_MS_MAX} ms"
                     ));
                 }
                 let deadline = now + Duration::from_millis(within_ms);
-                let sizes = sizes.into_iter().collect();
-                let effects = self.ledger.ask(id, bytes, (sizes, spared), (now, deadline));
+                let effects = self.ledger.ask(id, bytes, spared, now, deadline);
                 self.perform(effects);
                 return Ok(());
             }
@@ -383,10 +378,4 @@ struct Ready {
 
 fn done_or(done: Result<(), LedgerError>) -> Answer {
     done.map_or_else(|error| Answer::Bad { why: error.to_string() }, |()| Answer::Done)
-}
-
-fn asked(result: AskResult<OwnedFd>) -> (Answer, Vec<OwnedFd>) {
-    let AskResult { handed, freed_bytes, given_up_bytes, missing_bytes } = result;
-    let (handed, descriptors) = handed.into_iter().map(|chunk| (chunk.bytes, chunk.memory)).unzip();
-    (Answer::Asked { handed, freed_bytes, given_up_bytes, missing_bytes }, descriptors)
 }

@@ -346,7 +346,7 @@ fn of_lending(totals: &LentTotals) -> Registry {
         registry.register_with_unit(name, help, Unit::Bytes, counter);
     };
     bytes("lent", "Memory that sleeping engines lent, since the broker began", totals.lent_bytes);
-    let help = "Lent memory that was freed, or handed over to those who asked";
+    let help = "Lent memory that was freed for those who asked";
     bytes("lent_taken", help, totals.taken_bytes);
     let help = "Lent memory that its lenders took back";
     bytes("lent_brought_back", help, totals.brought_back_bytes);

@@ -20,7 +20,7 @@ pub struct Lender {
 pub struct LentTotals {
     /// What was lent.
     pub lent_bytes: u64,
-    /// What of it was freed or handed over to those who asked.
+    /// What of it was freed for those who asked.
     pub taken_bytes: u64,
     /// What of it lenders took back.
     pub brought_back_bytes: u64,

@@ -14,7 +14,6 @@ pub(super) enum ModelEffect {
     /// Freed, given up, missing.
     Answer {
         client: u64,
-        handed: Vec<(u64, u64)>,
         sums: (u64, u64, u64),
     },
     Close {
@@ -37,10 +36,8 @@ struct ModelLender {
 struct ModelAsk {
     client: u64,
     bytes: u64,
-    sizes: Vec<u64>,
     spared: Vec<u32>,
     deadline: u64,
-    handed: Vec<(u64, u64)>,
     freed: u64,
     given: u64,
     asked: Vec<(u64, u64)>,
@@ -62,8 +59,7 @@ impl ModelLender {
 
 impl ModelAsk {
     fn lacks(&self) -> u64 {
-        let got = self.handed.iter().map(|(_, bytes)| bytes).sum::<u64>() + self.freed + self.given;
-        self.bytes.saturating_sub(got)
+        self.bytes.saturating_sub(self.freed + self.given)
     }
 }
 
@@ -151,19 +147,17 @@ impl LedgerModel {
 
     pub(super) fn ask(
         &mut self,
-        id: u64,
-        client: u64,
+        (id, client): (u64, u64),
         bytes: u64,
-        (sizes, spared): (Vec<u64>, Vec<u32>),
-        (now, deadline): (u64, u64),
+        spared: Vec<u32>,
+        now: u64,
+        deadline: u64,
     ) -> Vec<ModelEffect> {
         let ask = ModelAsk {
             client,
             bytes,
-            sizes,
             spared,
             deadline,
-            handed: Vec::new(),
             freed: 0,
             given: 0,
             asked: Vec::new(),
@@ -226,7 +220,7 @@ impl LedgerModel {
         let asked: u64 = ask.asked.iter().map(|(_, bytes)| bytes).sum();
         let missing = if ask.bytes == Ask::ALL { asked.saturating_sub(ask.given) } else { ask.lacks() };
         let sums = (ask.freed, ask.given, missing);
-        effects.push(ModelEffect::Answer { client: ask.client, handed: ask.handed, sums });
+        effects.push(ModelEffect::Answer { client: ask.client, sums });
     }
 
     fn take(&mut self, ask: &mut ModelAsk, device: usize) {
@@ -234,21 +228,6 @@ impl LedgerModel {
             |lender: &&mut ModelLender| lender.device == device && !ask.spared.contains(&lender.pid());
         let mut lenders: Vec<&mut ModelLender> = self.lenders.iter_mut().filter(is_near).collect();
         lenders.sort_by_key(|lender| (lender.id == ask.client, lender.since, lender.id));
-        ask.sizes.sort_unstable_by(|a, b| b.cmp(a));
-        for lender in &mut lenders {
-            lender.lent.sort_unstable();
-            for size in std::mem::take(&mut ask.sizes) {
-                let of_size = lender.lent.iter().enumerate().filter(|(_, (_, bytes))| *bytes == size);
-                let at = of_size.min_by_key(|(_, (id, _))| (!is_dropped(*id), *id)).map(|(at, _)| at);
-                match at.filter(|_| ask.lacks() > 0) {
-                    Some(at) => {
-                        ask.handed.push(lender.lent.remove(at));
-                        self.totals.1 += size;
-                    }
-                    None => ask.sizes.push(size),
-                }
-            }
-        }
         // By what is lost, and then by lenders as they are.
         let of = |is_own: bool, was_dropped: bool| (is_own, !was_dropped);
         for wanted in [of(false, true), of(false, false), of(true, true), of(true, false)] {
@@ -282,10 +261,9 @@ impl LedgerModel {
         rows
     }
 
-    /// How many chunks exist: lent, or waiting for the rest of an ask.
+    /// How many chunks are lent.
     pub(super) fn chunks(&self) -> usize {
-        let lent: usize = self.lenders.iter().map(|lender| lender.lent.len()).sum();
-        lent + self.asks.values().map(|ask| ask.handed.len()).sum::<usize>()
+        self.lenders.iter().map(|lender| lender.lent.len()).sum()
     }
 
     pub(super) fn deadline(&self) -> Option<u64> {
