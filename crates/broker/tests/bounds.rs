@@ -48,7 +48,8 @@ fn what_is_no_request_is_answered_and_closed() {
         let said = last_words(&peer);
         assert!(said.contains(words), "{said}");
     }
-    let later: [(&str, u64, &str); 9] = [
+    let spares = format!(r#".{{"request":"ask","bytes":1,"spared":[{}1],"within_ms":0}}"#, "1,".repeat(4096));
+    let later: [(&str, u64, &str); 10] = [
         (".[", 1, "no request"),
         (r#".{"request":"steal"}"#, 0, "unknown variant `steal`"),
         (r#".{"request":"status"}"#, 1, "1 descriptors came where none belong"),
@@ -57,6 +58,7 @@ fn what_is_no_request_is_answered_and_closed() {
         (r#".{"request":"gave_up","ask":1,"bytes":1}"#, 0, "not a request for now"),
         (r#".{"request":"hello","version":1,"device":"a","name":"a"}"#, 0, "not a request for now"),
         (r#".{"request":"announce","bytes":18446744073709551616}"#, 0, "no request"),
+        (&spares, 0, "spares over 4096 processes"),
         (r#".{"request":"ask","bytes":1,"spared":[],"within_ms":600001}"#, 0, "waits over 600000 ms"),
     ];
     for (packet, count, words) in later {
