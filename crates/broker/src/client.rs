@@ -16,7 +16,9 @@ pub use error::ClientError;
 use events::Events;
 use line::{Line, LineError};
 
-use crate::protocol::{Answer, Ask, Asked, BrokerStatus, Request, SPARED_MAX, VERSION, WITHIN_MS_MAX};
+use crate::protocol::{
+    Answer, Ask, Asked, BrokerStatus, Request, SPARED_MAX, Spared, VERSION, WITHIN_MS_MAX,
+};
 
 /// Longer timeouts are cut to it.
 const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -137,7 +139,11 @@ impl Client {
             let why = format!("an ask spares over {SPARED_MAX} processes or waits over {WITHIN_MS_MAX} ms");
             return Err(ClientError::BadRequest { path: self.path.clone(), request: "ask", why });
         }
-        let request = Request::Ask { bytes: ask.bytes, spared: ask.spared.clone(), within_ms };
+        let request = Request::Ask {
+            bytes: ask.bytes,
+            spared: Spared { processes: ask.spared.clone(), asker: ask.spares_asker },
+            within_ms,
+        };
         match self.call("ask", &request, Vec::new(), ask.within)? {
             (Answer::Asked(asked), _) => Ok(asked),
             _ => Err(self.strange("ask")),

@@ -14,7 +14,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::protocol::{Asked, BrokerStatus, BrokerTotals, LENDER_BYTES_MAX, LenderStatus};
+use crate::protocol::{Asked, BrokerStatus, BrokerTotals, LENDER_BYTES_MAX, LenderStatus, Spared};
 pub(crate) use chunk::{Chunk, ConnectionId, LedgerError};
 use lent::Lent;
 use pending::PendingAsk;
@@ -163,7 +163,7 @@ impl<M> Ledger<M> {
         &mut self,
         client: ConnectionId,
         bytes: u64,
-        spared: Vec<u32>,
+        spared: Spared,
         now: Duration,
         deadline: Duration,
     ) -> Vec<Effect> {
@@ -250,6 +250,7 @@ impl<M> Ledger<M> {
         let own = ask.client();
         let (others, own): (Vec<ConnectionId>, Vec<_>) = order.into_iter().partition(|id| *id != own);
         let before = ask.freed_bytes();
+        let own = if ask.spares_asker() { Vec::new() } else { own };
         for (order, is_dropped) in [(&others, true), (&others, false), (&own, true), (&own, false)] {
             for id in order {
                 if let Some(lender) = self.clients.get_mut(id) {

@@ -45,7 +45,7 @@ pub(crate) enum Request {
     /// What the client could give up if asked.
     Announce { bytes: u64 },
     /// See [`Ask`].
-    Ask { bytes: u64, spared: Vec<u32>, within_ms: u64 },
+    Ask { bytes: u64, spared: Spared, within_ms: u64 },
     /// What there is.
     Status,
     /// Answers [`Answer::GiveUp`].
@@ -92,6 +92,13 @@ pub(crate) enum Refusal {
     Ending,
 }
 
+/// Who keeps what they have.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Spared {
+    pub(crate) processes: Vec<u32>,
+    pub(crate) asker: bool,
+}
+
 /// Memory that is wanted on a client's device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ask {
@@ -99,6 +106,8 @@ pub struct Ask {
     pub bytes: u64,
     /// Processes that keep what they have.
     pub spared: Vec<u32>,
+    /// The asker keeps what it lends. Otherwise that goes last.
+    pub spares_asker: bool,
     /// How long to wait for owners that have announced memory. Zero: they are not asked.
     pub within: Duration,
 }
@@ -110,13 +119,20 @@ impl Ask {
     /// So many bytes, freed, of what is lent now.
     #[must_use]
     pub fn freeing(bytes: u64) -> Self {
-        Self { bytes, spared: Vec::new(), within: Duration::ZERO }
+        Self { bytes, spared: Vec::new(), spares_asker: false, within: Duration::ZERO }
     }
 
     /// These processes keep what they have.
     #[must_use]
     pub fn sparing(mut self, processes: Vec<u32>) -> Self {
         self.spared = processes;
+        self
+    }
+
+    /// Sets [`Self::spares_asker`].
+    #[must_use]
+    pub fn of_others(mut self) -> Self {
+        self.spares_asker = true;
         self
     }
 
@@ -214,8 +230,8 @@ mod tests {
             ),
             (Request::TakeBack { ids: Some(vec![7]) }, r#"{"request":"take_back","ids":[7]}"#),
             (
-                Request::Ask { bytes: 9, spared: vec![2], within_ms: 3 },
-                r#"{"request":"ask","bytes":9,"spared":[2],"within_ms":3}"#,
+                Request::Ask { bytes: 9, spared: Spared { processes: vec![2], asker: true }, within_ms: 3 },
+                r#"{"request":"ask","bytes":9,"spared":{"processes":[2],"asker":true},"within_ms":3}"#,
             ),
         ] {
             assert_eq!(serde_json::to_string(&request).unwrap(), text);

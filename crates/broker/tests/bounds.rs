@@ -48,7 +48,10 @@ fn what_is_no_request_is_answered_and_closed() {
         let said = last_words(&peer);
         assert!(said.contains(words), "{said}");
     }
-    let spares = format!(r#".{{"request":"ask","bytes":1,"spared":[{}1],"within_ms":0}}"#, "1,".repeat(4096));
+    let spares = format!(
+        r#".{{"request":"ask","bytes":1,"spared":{{"processes":[{}1],"asker":false}},"within_ms":0}}"#,
+        "1,".repeat(4096)
+    );
     let later: [(&str, u64, &str); 10] = [
         (".[", 1, "no request"),
         (r#".{"request":"steal"}"#, 0, "unknown variant `steal`"),
@@ -59,7 +62,11 @@ fn what_is_no_request_is_answered_and_closed() {
         (r#".{"request":"hello","version":1,"device":"a","name":"a"}"#, 0, "not a request for now"),
         (r#".{"request":"announce","bytes":18446744073709551616}"#, 0, "no request"),
         (&spares, 0, "spares over 4096 processes"),
-        (r#".{"request":"ask","bytes":1,"spared":[],"within_ms":600001}"#, 0, "waits over 600000 ms"),
+        (
+            r#".{"request":"ask","bytes":1,"spared":{"processes":[],"asker":false},"within_ms":600001}"#,
+            0,
+            "waits over 600000 ms",
+        ),
     ];
     for (packet, count, words) in later {
         let peer = Peer::hello(&path);

@@ -50,6 +50,21 @@ pub struct BrokerError {
     pub reason: String,
 }
 
+/// Whose memory is asked for.
+///
+/// ```
+/// use poorwill::lend::AskedOf;
+///
+/// assert_ne!(AskedOf::All, AskedOf::Others);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AskedOf {
+    /// That of other pools, then this pool's own.
+    All,
+    /// That of other pools.
+    Others,
+}
+
 /// Has a pool give up so many bytes of resident memory, and returns how many it gave up; see
 /// [`Pool::give_up`](crate::Pool::give_up). It may take as long as a backup.
 pub type GiveUp = Arc<dyn Fn(u64) -> u64 + Send + Sync>;
@@ -60,7 +75,7 @@ pub type GiveUp = Arc<dyn Fn(u64) -> u64 + Send + Sync>;
 /// ```
 /// use std::time::Duration;
 ///
-/// use poorwill::lend::{Broker, BrokerError, GiveUp, Lent};
+/// use poorwill::lend::{AskedOf, Broker, BrokerError, GiveUp, Lent};
 /// use poorwill::{Arena, Config};
 ///
 /// /// Takes nothing, so that sleeps release.
@@ -82,7 +97,7 @@ pub type GiveUp = Arc<dyn Fn(u64) -> u64 + Send + Sync>;
 ///         Err(BrokerError { reason: "it is closed".into() })
 ///     }
 ///
-///     fn ask(&self, _: u64, _: Duration) -> Result<u64, BrokerError> {
+///     fn ask(&self, _: u64, _: AskedOf, _: Duration) -> Result<u64, BrokerError> {
 ///         Ok(0)
 ///     }
 /// }
@@ -116,9 +131,9 @@ pub trait Broker: Send + Sync + fmt::Debug {
     /// The pool will not be asked.
     fn announce(&self, bytes: u64) -> Result<(), BrokerError>;
 
-    /// Has others' memory, then this pool's, given up until so many bytes are. Returns how many were.
+    /// Has memory given up until so many bytes are. Returns how many were.
     ///
     /// # Errors
     /// Nothing is known to be given up.
-    fn ask(&self, bytes: u64, wait_max: Duration) -> Result<u64, BrokerError>;
+    fn ask(&self, bytes: u64, of: AskedOf, wait_max: Duration) -> Result<u64, BrokerError>;
 }

@@ -11,6 +11,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 const NONE: c_int = -1;
+/// Of a parent's value, in a child: it is replaced once, and its slot is no other's.
+const REPLACED: c_int = -2;
 const SLOTS: usize = 512;
 
 /// Numbers of descriptors; children read them. There is another block where one is full.
@@ -76,7 +78,8 @@ pub(crate) fn replace_in_child() {
     while let Some(Block { slots, next }) = block {
         for slot in slots {
             let number = slot.load(Ordering::Relaxed);
-            if number != NONE {
+            if number >= 0 {
+                slot.store(REPLACED, Ordering::Relaxed);
                 // SAFETY: it replaces a descriptor that the child has by the fork, and that only its parent's value
                 // uses. Where that fails, the child keeps it.
                 let _ = unsafe { libc::dup3(nothing.as_raw_fd(), number, libc::O_CLOEXEC) };

@@ -205,7 +205,7 @@ report! {
     };
     /// Getting host memory, copying, and digests of what was stored.
     copy_s: f64 = |it| it.copy_s;
-    /// Comparing with the backups before that.
+    /// Comparing with the backups before that, while the first of them are unmapped.
     digest_s: f64 = |it| it.digest_s;
     unmap_s: f64 = |it| it.unmap_s;
     /// Releasing memory.

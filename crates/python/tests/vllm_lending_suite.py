@@ -109,11 +109,8 @@ def test_a_lender_that_wakes_meanwhile_changes_no_profile(
     assert available[0] == available[1] > 0
 
 
-def test_what_a_pass_takes_stays_free(
-    start: Start, broker: str, lender: poorwill.Arena, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_pass_takes_stays_free(start: Start, broker: str, lender: poorwill.Arena) -> None:
     engine = lending(start, broker, gpu_memory_utilization=0.4)
-    monkeypatch.setattr(importlib.import_module("poorwill.vllm.worker"), "KEPT_FREE_BYTES", 0)
     engine.worker.peak_activation_memory = 400 * MIB
     engine.start()
     engine.worker.sleep(1)

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use poorwill_core::lend::{Broker, BrokerError, GiveUp, Lent};
+use poorwill_core::lend::{AskedOf, Broker, BrokerError, GiveUp, Lent};
 
 /// Holds memory of one pool, as [`Broker`] says, and gives up what a test takes.
 #[derive(Debug, Default)]
@@ -118,7 +118,7 @@ impl Broker for HeldMemory {
         Ok(())
     }
 
-    fn ask(&self, bytes: u64, _wait_max: Duration) -> Result<u64, BrokerError> {
+    fn ask(&self, bytes: u64, _of: AskedOf, _wait_max: Duration) -> Result<u64, BrokerError> {
         self.check()?;
         self.asked_bytes.fetch_add(bytes, Ordering::Relaxed);
         Ok(self.give_up(bytes))

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use super::chunk::ConnectionId;
 use super::lent::Lent;
-use crate::protocol::{Ask, Asked};
+use crate::protocol::{Ask, Asked, Spared};
 
 #[derive(Debug)]
 pub(super) struct PendingAsk {
     client: ConnectionId,
     bytes: u64,
-    spared: Vec<u32>,
+    spared: Spared,
     deadline: Duration,
     freed_bytes: u64,
     given_up_bytes: u64,
@@ -21,7 +21,7 @@ pub(super) struct PendingAsk {
 }
 
 impl PendingAsk {
-    pub(super) fn new(client: ConnectionId, bytes: u64, spared: Vec<u32>, deadline: Duration) -> Self {
+    pub(super) fn new(client: ConnectionId, bytes: u64, spared: Spared, deadline: Duration) -> Self {
         Self {
             client,
             bytes,
@@ -40,7 +40,11 @@ impl PendingAsk {
 
     /// Whether this process keeps what it has.
     pub(super) fn spares(&self, pid: u32) -> bool {
-        self.spared.contains(&pid)
+        self.spared.processes.contains(&pid)
+    }
+
+    pub(super) fn spares_asker(&self) -> bool {
+        self.spared.asker
     }
 
     pub(super) fn deadline(&self) -> Duration {

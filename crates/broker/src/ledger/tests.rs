@@ -13,7 +13,7 @@ use proptest::option;
 use proptest::prelude::*;
 
 use super::{Chunk, Effect, Ledger, LedgerError};
-use crate::protocol::{Ask, Asked, LENDER_BYTES_MAX};
+use crate::protocol::{Ask, Asked, LENDER_BYTES_MAX, Spared};
 use model::{LedgerModel, ModelEffect};
 
 /// Memory that says whether it exists.
@@ -35,7 +35,7 @@ enum Op {
     Lend { client: usize, chunks: Vec<(u64, u64)> },
     TakeBack { client: usize, ids: Option<Vec<u64>> },
     Announce { client: usize, bytes: u64 },
-    Ask { client: usize, bytes: u64, spared: Vec<u32>, within: u64 },
+    Ask { client: usize, bytes: u64, spared: Spared, within: u64 },
     GaveUp { client: usize, ask: u64, bytes: u64 },
     Wait { seconds: u64 },
 }
@@ -44,6 +44,8 @@ fn op() -> impl Strategy<Value = Op> {
     let client = || 0..5_usize;
     let chunks = vec((0..8_u64, prop_oneof![1 => Just(0_u64), 20 => 1..9_u64]), 0..6);
     let wanted = prop_oneof![1 => Just(Ask::ALL), 8 => 0..30_u64];
+    let spared =
+        (vec(0..3_u32, 0..2), any::<bool>()).prop_map(|(processes, asker)| Spared { processes, asker });
     prop_oneof![
         2 => (0..2_usize).prop_map(|device| Op::Join { device }),
         1 => client().prop_map(|client| Op::Leave { client }),
@@ -52,7 +54,7 @@ fn op() -> impl Strategy<Value = Op> {
         6 => (client(), chunks).prop_map(|(client, chunks)| Op::Lend { client, chunks }),
         2 => (client(), option::of(vec(0..8_u64, 0..6))).prop_map(|(client, ids)| Op::TakeBack { client, ids }),
         3 => (client(), 0..12_u64).prop_map(|(client, bytes)| Op::Announce { client, bytes }),
-        5 => (client(), wanted, vec(0..3_u32, 0..2), 0..6_u64)
+        5 => (client(), wanted, spared, 0..6_u64)
             .prop_map(|(client, bytes, spared, within)| Op::Ask { client, bytes, spared, within }),
         4 => (client(), 0..3_u64, 0..12_u64).prop_map(|(client, ask, bytes)| Op::GaveUp { client, ask, bytes }),
         2 => (1..4_u64).prop_map(|seconds| Op::Wait { seconds }),
@@ -229,7 +231,7 @@ fn ledger(lenders: &[&[u64]]) -> Ledger<()> {
 
 fn ask(ledger: &mut Ledger<()>, client: u64, bytes: u64) -> Asked {
     let now = Duration::from_secs(100);
-    match ledger.ask(client, bytes, Vec::new(), now, now).pop() {
+    match ledger.ask(client, bytes, Spared::default(), now, now).pop() {
         Some(Effect::Answer { asked, .. }) => asked,
         other => panic!("{other:?}"),
     }

@@ -345,7 +345,7 @@ impl<'o> Service<'o> {
                 return Ok(());
             }
             Request::Ask { bytes, spared, within_ms } => {
-                if spared.len() > SPARED_MAX || within_ms > WITHIN_MS_MAX {
+                if spared.processes.len() > SPARED_MAX || within_ms > WITHIN_MS_MAX {
                     return Err(format!(
                         "an ask spares over {SPARED_MAX} processes or waits over {WITHIN_MS_MAX} ms"
                     ));

@@ -42,7 +42,8 @@
 //!   `create_shared`. `export` gives a descriptor of it, and `import` makes another backing of the same bytes, also where the
 //!   descriptor was sent. The memory stays in use, with its bytes, until its last backing, mapping and descriptor are gone.
 //!   It goes back to the device then, whatever became of the process that created it. Elsewhere these calls are
-//!   [`DriverErrorKind::Unsupported`]. What was imported can be exported again. A forked child keeps none of it in use.
+//!   [`DriverErrorKind::Unsupported`]. What was imported can be exported again. A forked child has no
+//!   descriptor that the device keeps for it.
 //! - **\[in-flight\]** The caller unmaps only when no work on the range is in flight. A driver that can detect such
 //!   work refuses with [`DriverErrorKind::Busy`]; others need not.
 //!

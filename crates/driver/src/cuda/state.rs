@@ -125,7 +125,9 @@ impl CudaState {
         check_size(self.granule_bytes, bytes)?;
         let handle = self.vm.import(memory)?;
         let backing = self.ledger().created(bytes, handle);
-        if let Err(error) = self.imports().add(backing, memory) {
+        // A release needs the same lock.
+        let added = self.imports().add(backing, memory);
+        if let Err(error) = added {
             self.release(backing)?;
             return Err(invalid(format!(
                 "imported memory cannot be marked and kept: {error}; raise `ulimit -n`"
@@ -197,9 +199,10 @@ impl CudaState {
         }
     }
 
-    /// For a forked child: a thread of the parent's may have been changing the ledger.
+    /// For a forked child: a thread of the parent's may have been changing these.
     pub(super) fn forget(&mut self) {
         let ledger = self.ledger.get_mut().unwrap_or_else(PoisonError::into_inner);
         std::mem::forget(std::mem::replace(ledger, Ledger::new(self.granule_bytes)));
+        std::mem::forget(std::mem::take(self.imports.get_mut().unwrap_or_else(PoisonError::into_inner)));
     }
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use poorwill_broker::{Ask, Client, ClientError, LentChunk};
-use poorwill_core::lend::{Broker, BrokerError, GiveUp, Lent};
+use poorwill_core::lend::{AskedOf, Broker, BrokerError, GiveUp, Lent};
 
 use super::lending::Lending;
 
@@ -189,8 +189,9 @@ impl Broker for Lender {
         client.announce(bytes).map_err(|error| self.note(&error))
     }
 
-    fn ask(&self, bytes: u64, wait_max: Duration) -> Result<u64, BrokerError> {
+    fn ask(&self, bytes: u64, of: AskedOf, wait_max: Duration) -> Result<u64, BrokerError> {
         let ask = Ask::freeing(bytes).waiting(wait_max);
+        let ask = if of == AskedOf::Others { ask.of_others() } else { ask };
         let asked = self.reach(false)?.ask(&ask).map_err(|error| self.note(&error))?;
         Ok(asked.freed_bytes.saturating_add(asked.given_up_bytes))
     }

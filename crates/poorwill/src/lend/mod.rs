@@ -12,7 +12,7 @@ use poorwill_core::{Pool, PoolError};
 
 pub use lending::Lending;
 pub use poorwill_broker::ClientError as LendError;
-pub use poorwill_core::lend::{Broker, BrokerError, GiveUp, Lent};
+pub use poorwill_core::lend::{AskedOf, Broker, BrokerError, GiveUp, Lent};
 
 use lender::Lender;
 

@@ -927,7 +927,7 @@ class SleepPhases:
         """Getting host memory, copying, and digests of what was stored."""
     @property
     def digest_s(self) -> float:
-        """Comparing with the backups before that."""
+        """Comparing with the backups before that, while the first of them are unmapped."""
     @property
     def unmap_s(self) -> float: ...
     @property

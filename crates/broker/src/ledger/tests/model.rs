@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::protocol::Ask;
+use crate::protocol::{Ask, Spared};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ModelEffect {
@@ -36,7 +36,7 @@ struct ModelLender {
 struct ModelAsk {
     client: u64,
     bytes: u64,
-    spared: Vec<u32>,
+    spared: Spared,
     deadline: u64,
     freed: u64,
     given: u64,
@@ -149,7 +149,7 @@ impl LedgerModel {
         &mut self,
         (id, client): (u64, u64),
         bytes: u64,
-        spared: Vec<u32>,
+        spared: Spared,
         now: u64,
         deadline: u64,
     ) -> Vec<ModelEffect> {
@@ -195,7 +195,7 @@ impl LedgerModel {
         let device = self.of(ask.client).device;
         self.take(&mut ask, device);
         let mut owners: Vec<&mut ModelLender> =
-            self.lenders.iter_mut().filter(|owner| !ask.spared.contains(&owner.pid())).collect();
+            self.lenders.iter_mut().filter(|owner| !ask.spared.processes.contains(&owner.pid())).collect();
         owners.sort_by_key(|owner| (owner.announced_at, owner.id));
         for owner in owners {
             let Some(events) = owner.events else { continue };
@@ -224,8 +224,10 @@ impl LedgerModel {
     }
 
     fn take(&mut self, ask: &mut ModelAsk, device: usize) {
-        let is_near =
-            |lender: &&mut ModelLender| lender.device == device && !ask.spared.contains(&lender.pid());
+        let is_near = |lender: &&mut ModelLender| {
+            let is_spared = ask.spared.asker && lender.id == ask.client;
+            lender.device == device && !is_spared && !ask.spared.processes.contains(&lender.pid())
+        };
         let mut lenders: Vec<&mut ModelLender> = self.lenders.iter_mut().filter(is_near).collect();
         lenders.sort_by_key(|lender| (lender.id == ask.client, lender.since, lender.id));
         // By what is lost, and then by lenders as they are.

@@ -82,7 +82,9 @@ impl Shared {
         }
         drop(state);
         let begin = || Deadline::begin(self.driver(), request.wait_max);
-        self.alloc_slowly(wanted, deadline.unwrap_or_else(begin))
+        let block = self.alloc_slowly(wanted, deadline.unwrap_or_else(begin))?;
+        self.leave_free_if_due();
+        Ok(block)
     }
 
     fn alloc_slowly(&self, mut wanted: Wanted<'_>, deadline: Deadline) -> Result<Block> {
@@ -106,11 +108,7 @@ impl Shared {
             // If the driver refuses, the segments stay and serve the next request.
             let _ = self.drop_emptied(&memory);
             let (needed_bytes, lack, full) = match attempt? {
-                Attempt::Done(block) => {
-                    drop(memory);
-                    self.leave_free_if_due();
-                    return Ok(block);
-                }
+                Attempt::Done(block) => return Ok(block),
                 Attempt::Grown => continue,
                 Attempt::TagBusy => {
                     drop(memory);

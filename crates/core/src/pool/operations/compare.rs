@@ -45,7 +45,7 @@ impl Compared {
 }
 
 /// Queries, by their places, and their digests.
-type Piece = (Range<usize>, Pending<Vec<Digest>>);
+type PieceDigests = (Range<usize>, Pending<Vec<Digest>>);
 
 #[derive(Clone, Copy)]
 struct DigestQuery {
@@ -125,7 +125,7 @@ impl Comparison<'_> {
     }
 
     /// In the order of the queries, spread over the streams. An error says that no further could be begun.
-    fn begin_digests(&self, queries: &[DigestQuery]) -> (Vec<Piece>, Result<()>) {
+    fn begin_digests(&self, queries: &[DigestQuery]) -> (Vec<PieceDigests>, Result<()>) {
         let shared = self.shared;
         let chunk = shared.shape().granules(shared.shape().chunk_bytes);
         let share = queries.len().div_ceil(PIECES).max(chunk).max(1);

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::lend::{Broker, BrokerError, Lent};
+use crate::lend::{AskedOf, Broker, BrokerError, Lent};
 use crate::pool::parts::lent_chunks::{LentChunk, Whereabouts};
 use crate::pool::parts::physical::PhysicalMemory;
 use crate::pool::shared::{MemoryGuard, Shared};
@@ -15,6 +15,7 @@ use crate::pool::tools::deadline::Deadline;
 use crate::pool::tools::error::Result;
 use crate::pool::tools::keys::{Location, TagKey};
 use crate::pool::tools::mapping::{Backing, Mapping};
+use crate::tag::TagState;
 
 /// Chunks lent at most by a sleep, the largest first: each is an open file of the broker's.
 const CHUNKS_MAX: usize = 512;
@@ -22,8 +23,9 @@ const CHUNKS_MAX: usize = 512;
 /// Longest wait for memory that others have to make backups of first.
 const ASK_MAX: Duration = Duration::from_secs(10);
 
-/// The same for memory that is to stay free.
-const LEAVE_FREE_MAX: Duration = Duration::from_secs(1);
+/// The same for memory that is to stay free. Calls of other threads wait for the answer, so it is shorter than their
+/// own deadlines.
+const LEAVE_FREE_MAX: Duration = Duration::from_millis(500);
 
 /// What became of a sleep's memory that was to be lent.
 #[derive(Debug, Default)]
@@ -40,18 +42,18 @@ impl Shared {
         &'a self,
         mut memory: MemoryGuard<'a>,
         mappings: &mut [Mapping],
-        (resident, dropped): (&BTreeSet<TagKey>, &BTreeSet<TagKey>),
+        resident: &BTreeSet<TagKey>,
     ) -> (MemoryGuard<'a>, Lending) {
         let mut lending = Lending::default();
         let Some(broker) = self.broker() else { return (memory, lending) };
         lending.resident_bytes = self.lock_state().keep_resident(mappings, resident);
         // What has no chunk any more could never come back.
-        let tags = self.lock_state().tags_of_chunks(mappings);
-        let mut order: Vec<(usize, TagKey)> =
-            tags.into_iter().enumerate().filter_map(|(nth, tag)| Some((nth, tag?))).collect();
+        let chunks = self.lock_state().are_dropped(mappings);
+        let mut order: Vec<(usize, bool)> =
+            chunks.into_iter().enumerate().filter_map(|(nth, chunk)| Some((nth, chunk?))).collect();
         order.sort_by_key(|(nth, _)| std::cmp::Reverse(mappings[*nth].range.bytes));
         let (mut lent, mut chosen) = (Vec::new(), Vec::new());
-        for (nth, tag) in order {
+        for (nth, is_dropped) in order {
             let Mapping { range, backing, .. } = mappings[nth];
             if lent.len() == CHUNKS_MAX {
                 break;
@@ -60,7 +62,6 @@ impl Shared {
             if let Backing::Held(id) = backing
                 && let Some(descriptor) = memory.descriptor(id)
             {
-                let is_dropped = dropped.contains(&tag);
                 lent.push(Lent { id: range.addr, bytes: range.bytes, is_dropped, descriptor });
                 chosen.push(nth);
             }
@@ -146,8 +147,7 @@ impl Shared {
         if mappings.is_empty() {
             return;
         }
-        let none = BTreeSet::new();
-        let (mut memory, _) = self.lend(memory, &mut mappings, (&none, &none));
+        let (mut memory, _) = self.lend(memory, &mut mappings, &BTreeSet::new());
         for mapping in &mut mappings {
             // A refused release is deferred.
             let _ = memory.release(mapping);
@@ -203,26 +203,26 @@ impl Shared {
     /// would leave it none. Returns false where it has less than it should.
     pub(super) fn leave_free(&self) -> bool {
         let min_bytes = self.free_memory().min_bytes();
-        if self.broker().is_none() || min_bytes == 0 {
-            return true;
-        }
+        let Some(broker) = self.broker().filter(|_| min_bytes > 0) else { return true };
         // A device that does not say refuses when it is full.
         let free_bytes = self.driver().memory_info().map_or(min_bytes, |info| info.free_bytes);
         let lacking_bytes = min_bytes.saturating_sub(free_bytes);
-        // What called this has what it needs.
-        let deadline = Deadline::begin(self.driver(), Some(LEAVE_FREE_MAX));
-        lacking_bytes == 0 || self.ask(lacking_bytes, deadline) >= lacking_bytes
+        // What called this has what it needs. This pool's own memory would only be copied again.
+        let asked = || broker.ask(lacking_bytes, AskedOf::Others, LEAVE_FREE_MAX);
+        lacking_bytes == 0 || asked().is_ok_and(|given_bytes| given_bytes >= lacking_bytes)
     }
 
     /// Has others give up what they lend, then this pool what is resident. Returns the bytes; without locks.
     pub(in crate::pool) fn ask(&self, bytes: u64, deadline: Deadline) -> u64 {
         let Some(broker) = self.broker() else { return 0 };
         // At first what needs no waiting: that shows whether the broker answers at all.
-        let Ok(mut given_bytes) = broker.ask(bytes, Duration::ZERO) else { return self.give_up_own(bytes) };
+        let Ok(mut given_bytes) = broker.ask(bytes, AskedOf::All, Duration::ZERO) else {
+            return self.give_up_own(bytes);
+        };
         if given_bytes < bytes
             && let Some(wait_max) = deadline.left(self.driver(), ASK_MAX)
         {
-            given_bytes += broker.ask(bytes - given_bytes, wait_max).unwrap_or(0);
+            given_bytes += broker.ask(bytes - given_bytes, AskedOf::All, wait_max).unwrap_or(0);
         }
         given_bytes + self.give_up_own(bytes.saturating_sub(given_bytes))
     }
@@ -242,14 +242,15 @@ impl PoolState {
         keys.flat_map(|key| self.lent().of_segment(key).collect::<Vec<_>>()).collect()
     }
 
-    /// The tag of each that has a chunk still.
-    fn tags_of_chunks(&self, mappings: &[Mapping]) -> Vec<Option<TagKey>> {
+    /// Whether the tag of each that has a chunk still was dropped. Named bytes of it may be backed up all the same.
+    fn are_dropped(&self, mappings: &[Mapping]) -> Vec<Option<bool>> {
         let segments = self.heap().segments();
-        let tag_of = |mapping: &Mapping| {
+        let is_dropped = |mapping: &Mapping| {
             segments.mapping((mapping.segment, mapping.range.addr))?;
-            segments.tag_of(mapping.segment)
+            let tag = segments.tag_of(mapping.segment)?;
+            Some(self.tags().get(tag).state() == TagState::AsleepDropped)
         };
-        mappings.iter().map(tag_of).collect()
+        mappings.iter().map(is_dropped).collect()
     }
 
     /// Keeps the memory of tags that are resident, where it has a chunk still. Returns the bytes.

@@ -18,6 +18,7 @@ pub(in crate::pool) struct FreeMemory {
 impl FreeMemory {
     pub(in crate::pool) fn set_min(&self, bytes: u64) {
         self.min_bytes.store(bytes, Ordering::Relaxed);
+        self.looked_at_bytes.store(0, Ordering::Relaxed);
     }
 
     pub(in crate::pool) fn min_bytes(&self) -> u64 {

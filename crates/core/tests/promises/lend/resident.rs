@@ -41,6 +41,23 @@ fn bytes_that_change_all_the_time_stay_without_a_copy() {
 }
 
 #[test]
+fn a_pool_leaves_its_own_where_others_have_none() {
+    // A share of a device does not count what others hold of it.
+    if skipped_unless(|kind| kind == DeviceKind::Host, "the device of this test is a share of one") {
+        return;
+    }
+    let Some(world) = world() else { return };
+    let other = Tag::new("other").unwrap();
+    world.loaded(40, 1);
+    world.pool.alloc(&AllocRequest::new(40 * world.granule, other.clone())).unwrap();
+    world.pool.keep_free(30 * world.granule);
+    let resident_bytes = world.lend().resident_bytes;
+    world.pool.wake(&WakeRequest::of([other])).unwrap();
+    assert_eq!(world.pool.stats().unwrap().resident_bytes, resident_bytes);
+    world.pool.close().unwrap();
+}
+
+#[test]
 fn what_others_need_is_backed_up_and_released_and_no_more() {
     let Some(world) = world() else { return };
     let blocks: Vec<Block> = (0..5).map(|seed| world.loaded(CHUNK * 2, seed)).collect();

@@ -60,9 +60,6 @@ MUCH_KEPT = 0.05
 COVERED_AT_LEAST = 0.9
 """Least share of the weights' bytes that a sleep has to release."""
 
-KEPT_FREE_BYTES = 1 << 30
-"""What an arena that lends keeps free of others' lent memory by itself, at most."""
-
 _LESS_OR_MORE = (
     f"raise {_environment.BUDGET} or --gpu-memory-utilization, whichever is in use, take a smaller or "
     "quantized model, or spread it over more GPUs"
@@ -192,6 +189,13 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             logger.info("%s of cuda:%d that others had lent are free now", gib(freed_bytes), ordinal)
         return freed_bytes
 
+    def _keep_free(self) -> None:
+        """A pass of the model takes PyTorch's own memory, which asks no broker."""
+        # Newer versions add an estimate of graphs, which are there by now.
+        peak_bytes = int(getattr(self, "peak_activation_memory", 0))
+        least_bytes = min(int(self.init_snapshot.total_memory) // 128, 1 << 30)
+        self.allocator.arena.keep_free(max(peak_bytes, least_bytes))
+
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         self._keep_out_of_the_weights()
         envelope = self._envelope
@@ -262,10 +266,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         _starts.end(self.device.index)
         # By now there are graphs and other state as well.
         self._warn_of_shortage()
-        # A pass takes this of PyTorch's own memory, which asks no broker.
-        peak_bytes = int(getattr(self, "peak_activation_memory", 0))
-        if self._environment.lend and peak_bytes > KEPT_FREE_BYTES:
-            self.allocator.arena.keep_free(peak_bytes)
+        if self._environment.lend:
+            self._keep_free()
         self._prepare_in_background()
         return done
 

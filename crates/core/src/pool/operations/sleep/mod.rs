@@ -157,7 +157,7 @@ impl Shared {
         self.lock_state().commit_sleep(&plan);
         let mut lending = Lending::default();
         if lends {
-            (memory, lending) = self.lend(memory, &mut mappings, (&plan.resident, &plan.dropped()));
+            (memory, lending) = self.lend(memory, &mut mappings, &plan.resident);
         }
         // A refusal leaves addresses for the next time.
         let _ = self.drop_emptied(&memory);

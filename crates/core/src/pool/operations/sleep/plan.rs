@@ -35,13 +35,6 @@ pub(in crate::pool) struct SleepPlan {
     pub(in crate::pool) kept_bytes: u64,
 }
 
-impl SleepPlan {
-    pub(in crate::pool) fn dropped(&self) -> BTreeSet<TagKey> {
-        let dropped = self.tags.iter().filter(|(_, action)| *action == SleepAction::Drop);
-        dropped.map(|(tag, _)| *tag).collect()
-    }
-}
-
 /// What a request says of bytes by their addresses.
 #[derive(Debug, Default)]
 pub(in crate::pool) struct NamedBytes {
