@@ -1,7 +1,7 @@
 //! Descriptors that a forked child does not have: there each is one of `/dev/null`.
 //!
-//! A child keeps what its parent's descriptors keep, until it ends or becomes another program: memory of a device would stay
-//! in use after everyone who knows of it has given it up. Worker processes of a data loader live that long.
+//! A child keeps what its parent's descriptors keep, until it ends or becomes another program. So memory of a device would
+//! stay in use after all who know of it have given it up. Worker processes of a data loader live that long.
 
 use std::ffi::c_int;
 use std::fs::File;
