@@ -6,3 +6,4 @@
 
 mod contract;
 mod digests;
+mod few_descriptors;
