@@ -101,14 +101,20 @@ mod tests {
 
     /// What the descriptors of a forked child lead to.
     fn of_a_child() -> Vec<PathBuf> {
-        // SAFETY: the child only waits to be killed.
+        let (mut ready, child_is_ready) = io::pipe().unwrap();
+        let written = child_is_ready.as_raw_fd();
+        // SAFETY: the child only says that it is there, and waits to be killed.
         let child = unsafe { libc::fork() };
         if child == 0 {
+            // SAFETY: a letter of a constant, to a descriptor that the child has.
+            unsafe { libc::write(written, b"x".as_ptr().cast(), 1) };
             loop {
                 // SAFETY: it takes nothing.
                 unsafe { libc::pause() };
             }
         }
+        // Its parent may be sooner.
+        io::Read::read_exact(&mut ready, &mut [0]).unwrap();
         let links = proc::descriptors(u32::try_from(child).unwrap()).unwrap();
         // SAFETY: a child of this test, which is there until it is waited for.
         assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0);
