@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """A trainer and an engine that take turns on one GPU: what moving memory takes in each step.
 
-Two processes; JSON lines. In a step the engine sleeps, the trainer wakes, changes all that it has, sleeps, and the engine wakes. The
-engine has weights and a cache that is dropped, the trainer weights and optimizer states that change in every step. What
-both have fits to the share `--fit`: the rest of the card is taken. All bytes are compared in every step.
+Two processes; JSON lines. In a step the engine sleeps, the trainer wakes, changes all that it has, sleeps,
+and the engine wakes. The engine has weights and a cache that is dropped, the trainer weights and optimizer
+states that change in every step. What both have fits to the share `--fit`: the rest of the card is taken.
+All bytes but the cache's are compared in every step.
 """
 
 import argparse
@@ -18,7 +19,7 @@ sys.path.insert(1, str(Path(__file__).parent / "vllm"))
 
 GIB, MIB = 1 << 30, 1 << 20
 BLOCK = 96 * MIB
-CONTEXTS_GIB = 3  # of both processes, and what they compare with
+CONTEXTS_GIB = 4  # of both processes, what they compare with, and what lending keeps free
 
 
 class Saver:
@@ -91,17 +92,14 @@ def serve(options: argparse.Namespace) -> None:
     for tag, gib in json.loads(options.holds).items():
         with allocator.pool(tag):
             blocks = range(round(gib * GIB / BLOCK))
-            tensors[tag] = [
-                torch.empty(BLOCK // 4, dtype=torch.int32, device="cuda")
-                for _ in blocks
-            ]
-    for tag, held in tensors.items():
+            tensors[tag] = [torch.empty(BLOCK // 4, dtype=torch.int32, device="cuda") for _ in blocks]
+    for held in tensors.values():
         for nth, tensor in enumerate(held):
             tensor.random_(generator=torch.Generator(device="cuda").manual_seed(nth))
     step = 0
 
     def work() -> dict:
-        """Compares all bytes, and changes those that change in every step. A dropped cache is written anew."""
+        """Compares all bytes and changes those that change in every step. A dropped cache is written anew."""
         nonlocal step
         wrong = 0
         for tag, held in tensors.items():
@@ -173,14 +171,10 @@ def run(options: argparse.Namespace) -> bool:
     good = True
     with contextlib.ExitStack() as stack:
         stack.enter_context(Ballast(whole_gib * options.fit + CONTEXTS_GIB))
-        engine = stack.enter_context(
-            contextlib.closing(Process(options.allocator, engine_holds))
-        )
+        engine = stack.enter_context(contextlib.closing(Process(options.allocator, engine_holds)))
         engine("sleep")
         trainer = stack.enter_context(
-            contextlib.closing(
-                Process(options.allocator, {"states": options.trainer_gib})
-            )
+            contextlib.closing(Process(options.allocator, {"states": options.trainer_gib}))
         )
         trainer("sleep")
         engine("wake")
@@ -191,13 +185,14 @@ def run(options: argparse.Namespace) -> bool:
             works.append(engine("work"))
             wrong = sum(work["wrong"] for work in works)
             good = good and not wrong
+            copied = [row.get("copied") for row in rows]
             figures = {
                 "allocator": options.allocator,
                 "fit": options.fit,
                 "step": step,
                 "moved_s": round(sum(row["seconds"] for row in rows), 4),
                 "each_s": [row["seconds"] for row in rows],
-                "copied_gib": [round(row.get("copied", 0) / GIB, 2) for row in rows],
+                "copied_gib": [None if nbytes is None else round(nbytes / GIB, 2) for nbytes in copied],
                 "wrong": wrong,
             }
             print(json.dumps(figures), flush=True)
@@ -207,15 +202,9 @@ def run(options: argparse.Namespace) -> bool:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--allocator", choices=list(FACES), required=True)
-    arguments.add_argument(
-        "--engine-gib", type=float, default=16, help="the engine's weights"
-    )
-    arguments.add_argument(
-        "--cache-gib", type=float, default=8, help="the engine's cache"
-    )
-    arguments.add_argument(
-        "--trainer-gib", type=float, default=24, help="the trainer's weights and states"
-    )
+    arguments.add_argument("--engine-gib", type=float, default=16, help="the engine's weights")
+    arguments.add_argument("--cache-gib", type=float, default=8, help="the engine's cache")
+    arguments.add_argument("--trainer-gib", type=float, default=24, help="the trainer's weights and states")
     arguments.add_argument(
         "--fit",
         type=float,

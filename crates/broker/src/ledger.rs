@@ -1,9 +1,8 @@
 //! Who lends what, and what becomes of it: a broker's state without sockets and without a clock.
 //!
-//! Chunks whose bytes were dropped leave first, by the oldest lender first: no wake copies them. Then leave the others. An
-//! asker's own leave last, and never more than an ask needs. Owners that announced
-//! memory are asked once per ask, oldest first, and no ask outlives its deadline. Memory that is freed is dropped before
-//! the answer exists.
+//! Chunks whose bytes were dropped leave first, by the oldest lender first: no wake copies them. Then leave the others,
+//! then the asker's own, and never more than an ask needs. Owners that announced memory are asked then, once per ask,
+//! oldest first, and no ask outlives its deadline. Memory that is freed is dropped before the answer exists.
 
 mod chunk;
 mod lent;

@@ -106,7 +106,7 @@ pub struct Ask {
     pub bytes: u64,
     /// Processes that keep what they have.
     pub spared: Vec<u32>,
-    /// The asker keeps what it lends. Otherwise that goes last.
+    /// The asker keeps what it lends. Otherwise that goes after what others lend.
     pub spares_asker: bool,
     /// How long to wait for owners that have announced memory. Zero: they are not asked.
     pub within: Duration,

@@ -59,9 +59,9 @@ pub struct BrokerError {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AskedOf {
-    /// That of other pools, then this pool's own.
+    /// Lent memory of other pools, then of this one, and then what is resident elsewhere.
     All,
-    /// That of other pools.
+    /// That of other pools, lent or resident.
     Others,
 }
 

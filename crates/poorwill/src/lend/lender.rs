@@ -1,8 +1,8 @@
 //! An arena's line to the broker: made when it is needed, made again when it was lost, and a broker started where there is
 //! none.
 //!
-//! Promise: no call takes longer than the client's timeout and the start of a broker. A broker that was slow to fail is left
-//! alone for [`REST`].
+//! Promise: no call takes longer than the client's timeout, the start of a broker, and what an ask waits. A broker that
+//! was slow to fail is left alone for [`REST`].
 
 use std::fmt;
 use std::process::{Child, Command, Stdio};
