@@ -564,11 +564,11 @@ class Arena:
         Waits for work that may still use it. Returns the bytes released.
         """
     def keep_free(self, size: int | str) -> None:
-        """Has others' lent memory given up where less of the device is free: after wakes, and while this arena grows.
+        """Has others' lent memory given up where less of the device is free, after wakes and while it grows.
 
-        That is for what asks no broker: kernels that are loaded late, memory of other allocators. `size` is an int
-        or a text like "2GiB". At first it is a hundred-and-twenty-eighth of the device, 1 GiB at most. Without
-        `lend` it changes nothing.
+        That is for what asks no broker: kernels that are loaded late, memory of other allocators. `size` is
+        an int or a text like "2GiB". At first it is a hundred-and-twenty-eighth of the device, 1 GiB at most.
+        Without `lend` it changes nothing.
         """
     def drop_backups(self, tags: _Tags | None = None) -> int:
         """Drops the backups of awake tags and releases unused host memory; returns the bytes released.

@@ -429,7 +429,7 @@ impl Arena {
         self.settled(py, poorwill::Arena::trim)
     }
 
-    /// Has others' lent memory given up where less of the device is free: after wakes, and while this arena grows.
+    /// Has others' lent memory given up where less of the device is free, after wakes and while it grows.
     ///
     /// That is for what asks no broker: kernels that are loaded late, memory of other allocators. `size` is an int
     /// or a text like "2GiB". At first it is a hundred-and-twenty-eighth of the device, 1 GiB at most. Without
