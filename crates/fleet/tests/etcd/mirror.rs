@@ -148,7 +148,11 @@ async fn follows(servers: &Servers, seed: u64) {
     for _ in 0..60 {
         match writer.rng.u8(..24) {
             0 => proxy.cut_once(),
-            1 => compact(servers, *writer.past.0.last_key_value().unwrap().0.max(&1)),
+            1 => {
+                // Older versions of etcd (its issue 18089) lose a removal at the very revision that they compact to.
+                let revision = put(&etcd, "/elsewhere", "", None).await.revision;
+                compact(servers, revision);
+            }
             2 => proxy.hold_those_with(&["/v3/watch"]),
             3 => proxy.hold(),
             4..8 => proxy.go_on(),
