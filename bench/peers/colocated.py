@@ -63,10 +63,7 @@ class Poorwill:
 
     def sleep(self) -> dict:
         report = self._poorwill.sleep(level=1, lend=self._lends)
-        return {
-            "copied": report.copied_bytes,
-            "kept": report.lent_bytes + report.resident_bytes,
-        }
+        return {"copied": report.copied_bytes}
 
     def wake(self) -> dict:
         return {"copied": self._poorwill.wake().copied_bytes}
@@ -214,6 +211,9 @@ def main() -> None:
     arguments.add_argument("--steps", type=int, default=4)
     arguments.add_argument("--holds", help=argparse.SUPPRESS)
     options = arguments.parse_args()
+    sizes = [options.engine_gib, options.cache_gib, options.trainer_gib, options.fit, options.steps]
+    if min(sizes) <= 0:
+        arguments.error("sizes, --fit and --steps are more than 0")
     if options.holds:
         serve(options)
     elif not run(options):

@@ -175,6 +175,20 @@ fn an_arena_that_opens_beside_a_lender_may_have_what_is_lent() {
 }
 
 #[test]
+fn what_is_to_stay_free_is_asked_of_others() {
+    let Some(world) = World::open() else { return };
+    let _broker = Served::start(&world.socket());
+    let mut one = world.lender(&world.lending());
+    one.load(10);
+    let other = Tag::new("other").unwrap();
+    one.arena.alloc(&AllocRequest::new(10 * one.granule, other.clone())).unwrap();
+    one.arena.keep_free(1 << 49);
+    assert_eq!(one.granules(one.lend().lent_bytes), 20);
+    one.arena.wake(&WakeRequest::of([other])).unwrap();
+    assert_eq!(one.granules(one.wake().returned_bytes), 10, "its own stays");
+}
+
+#[test]
 fn all_is_given_up_for_those_that_do_not_ask() {
     let Some(world) = World::open() else { return };
     let (name, lending) = (world.memory_name(), world.lending());
