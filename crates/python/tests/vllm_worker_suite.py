@@ -691,6 +691,18 @@ def test_weights_outside_the_pool_are_refused_before_anything_happens(start: Sta
     assert contents(engine.kept()) == before
 
 
+def test_weights_that_leave_the_pool_between_sleeps_are_noticed(start: Start) -> None:
+    engine = start(Shape()).start()
+    engine.worker.sleep(1)
+    engine.worker.wake_up()
+    for name, inside in list(engine.runner.model._parameters.items()):
+        engine.runner.model._parameters[name] = filled(inside.numel(), 60)
+    del inside
+    with pytest.raises(poorwill.PoorwillError, match="3 tensors were allocated outside the pool"):
+        engine.worker.sleep(1)
+    assert engine.is_awake()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("outside", "is_enough"), [(10 * MIB, True), (10 * MIB + 512, False)])
 def test_nine_tenths_are_enough(start: Start, outside: int, is_enough: bool) -> None:
@@ -713,14 +725,13 @@ def test_weights_in_host_memory_do_not_count(start: Start) -> None:
     inside = dict(engine.runner.model._parameters)
     # As vLLM has it, they are nowhere that sleeps.
     engine.runner.model._parameters["offloaded.60.weight"] = outside = filled(40 * MIB, 60)
-    outside._vllm_is_uva_offloaded = True
     del inside, offloaded
+    with pytest.raises(poorwill.PoorwillError, match=r"offloaded\.60\.weight"):
+        engine.worker.sleep(1)
+    outside._vllm_is_uva_offloaded = True
     engine.worker.sleep(1)
     engine.worker.wake_up()
     assert outside.numpy_bytes() == bytes([61]) * outside.numel()
-    del outside._vllm_is_uva_offloaded
-    with pytest.raises(poorwill.PoorwillError, match=r"offloaded\.60\.weight"):
-        engine.worker.sleep(1)
 
 
 # The host's budget

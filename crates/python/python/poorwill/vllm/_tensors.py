@@ -4,7 +4,8 @@ A wrapper subclass, as torchao's, stands for the tensors that it consists of. Ho
 address is left out, since it does not sleep.
 """
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -16,20 +17,35 @@ def parameters(model: Any) -> Iterator[tuple[str, Any]]:
                 yield inner, part
 
 
-def storages(models: list[Any]) -> Iterator[tuple[int, int, str]]:
-    """Address, bytes and a name of every visible storage of the models on the GPU, once each."""
-    seen: set[int] = set()
+def visible(models: list[Any]) -> Iterator[tuple[str, Any]]:
+    """The models' parameters and buffers on the GPU, but for hidden memory, which has no address."""
     for named in (named for model in models for named in (model.named_parameters, model.named_buffers)):
         for name, tensor in named():
             for inner, part in _parts(name, tensor):
-                # Hidden memory has no address, and asking for its storage is an error.
-                if not part.is_cuda or not part.data_ptr():
-                    continue
-                storage = part.untyped_storage()
-                address = storage.data_ptr()
-                if address not in seen:
-                    seen.add(address)
-                    yield address, storage.nbytes(), inner
+                if part.is_cuda and part.data_ptr():
+                    yield inner, part
+
+
+def storages(tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[int, int, str]]:
+    """Address, bytes and a name of every storage of these, once each."""
+    seen: set[int] = set()
+    for name, tensor in tensors:
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        if address not in seen:
+            seen.add(address)
+            yield address, storage.nbytes(), name
+
+
+class Places:
+    """Where tensors are now. Whether they still are takes a hundredth of looking at all anew."""
+
+    def __init__(self, tensors: Iterable[tuple[str, Any]]) -> None:
+        self._all = [(weakref.ref(tensor), tensor.data_ptr()) for _, tensor in tensors]
+
+    def are_as_before(self) -> bool:
+        """Whether each of them lives, at the same address."""
+        return all((tensor := of()) is not None and tensor.data_ptr() == place for of, place in self._all)
 
 
 def extents(model: Any) -> Iterator[tuple[int, int]]:

@@ -44,7 +44,7 @@ from poorwill.vllm._events import Event
 from poorwill.vllm._graphs import Graphs
 from poorwill.vllm._hidden import Hidden
 from poorwill.vllm._processes import this_process
-from poorwill.vllm._tensors import parameters, storages
+from poorwill.vllm._tensors import Places, parameters, storages, visible
 from poorwill.vllm._unwritten import Look, Unwritten
 from poorwill.vllm._wrapped import wrapped
 from poorwill.vllm.allocator import Allocator
@@ -100,6 +100,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         self._graphs: Graphs | None = None
         self._communicators = _communicators.find()
         self._unwritten = Unwritten()
+        # The model's tensors when they were last seen to be in memory that sleeps.
+        self._covered: Places | None = None
         # What the last sleep at level 2 has kept of the weights.
         self._hidden: list[Hidden] = []
         # Lost ranges of the weights at the last check.
@@ -697,11 +699,14 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
     def _refuse_uncovered(self) -> None:
         """Raises PoorwillError for a model whose weights are mostly outside of sleeping memory."""
+        if self._covered is not None and self._covered.are_as_before():
+            return
+        tensors = list(visible(self._models()))
         ranges = iter(self.allocator.ranges())
         begin, end = next(ranges, (0, 0))
         total = covered = 0
         outside: list[tuple[int, str]] = []
-        for address, size, name in sorted(storages(self._models())):
+        for address, size, name in sorted(storages(tensors)):
             while end <= address and end:
                 begin, end = next(ranges, (0, 0))
             total += size
@@ -710,6 +715,8 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             else:
                 outside.append((size, name))
         if covered >= COVERED_AT_LEAST * total:
+            # A model that shows nothing yet is looked at again.
+            self._covered = Places(tensors) if tensors else None
             return
         size, name = max(outside)
         raise PoorwillError(
