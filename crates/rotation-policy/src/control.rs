@@ -36,6 +36,7 @@ impl Policy {
 
     pub(super) fn inquired(&mut self, id: usize, inquiry: Inquiry, found: EngineState) {
         let Inquiry { call, reason, .. } = inquiry;
+        self.models[id].is_doubtful = true;
         let old = if call.wakes() { EngineState::Asleep } else { EngineState::Awake };
         if found == EngineState::Moving {
             self.begin(id, Step::Inquire(Inquiry { call, reason, by_memory: true }));

@@ -219,7 +219,7 @@ impl Policy {
     pub(super) fn resumed(&mut self, id: usize, wakes: bool) {
         let now = self.now;
         self.models[id].move_ended(Move::Come(Activation::Resume), now);
-        self.models[id].hibernation.needs_more = false;
+        (self.models[id].hibernation.needs_more, self.models[id].is_doubtful) = (false, true);
         if wakes {
             self.begin(id, Step::FindMemory(Activation::Wake));
         } else {

@@ -13,7 +13,8 @@
 //!
 //! Promises:
 //!
-//! - A request is admitted only if the model's canary was right since its last wake or start.
+//! - A request is admitted only if the model's canary was right since its last wake or start. Where it [may](Policy::set_canary_beside), it
+//!   runs beside the first requests after a plain wake, and [`Effect::Tested`] says how it ended, before they are aborted.
 //! - Every request is admitted, refused, or reported as left by its sender. It waits at most `wait_max`, whatever
 //!   engines do, if `step` is called at [`Policy::wakeup`].
 //! - On each GPU one model at a time changes its memory, except for stops. Several engines may be stopped at once, also
@@ -67,6 +68,7 @@ mod rules;
 mod stage;
 mod step;
 mod time;
+mod trial;
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -189,6 +191,12 @@ struct ModelState {
     repeats_wake: bool,
     /// Whether it sleeps by its memory, and does not say so itself.
     slept_by_memory: bool,
+    /// Whether its canary has to be right before it is ready: it hibernated, a call for it failed, or others put it to sleep.
+    is_doubtful: bool,
+    /// Whether a plain wake makes it ready before its canary, which runs beside its first requests then.
+    canary_beside: bool,
+    /// Whether it woke since its canary was right, and has to be tested once it is ready.
+    is_untested: bool,
     given_up: GivenUp,
     /// No memory is searched before this time.
     no_memory_until: Option<Time>,
@@ -344,6 +352,20 @@ impl Policy {
         self.changes += 1;
     }
 
+    /// Whether a model's canary runs beside its first requests after a plain wake. At first it does not.
+    pub fn set_canary_beside(&mut self, model: ModelId, may: bool) {
+        if let Some(model) = self.models.get_mut(model.0) {
+            model.canary_beside = may;
+        }
+    }
+
+    /// The model of a task that has not ended.
+    #[must_use]
+    pub fn model_of(&self, op: OpId) -> Option<ModelId> {
+        let is_its = |model: &ModelState| model.op.is_some_and(|one| one.id == op);
+        self.models.iter().position(is_its).map(ModelId)
+    }
+
     /// Free bytes of a GPU at the last measurement.
     #[must_use]
     pub fn free_bytes(&self, gpu: Gpu) -> Option<u64> {
@@ -384,8 +406,7 @@ impl Policy {
     }
 
     fn ended(&mut self, op: OpId, outcome: TaskOutcome) {
-        let is_its = |model: &ModelState| model.op.is_some_and(|one| one.id == op);
-        let Some(id) = self.models.iter().position(is_its) else { return };
+        let Some(ModelId(id)) = self.model_of(op) else { return };
         self.models[id].op = None;
         self.changes += 1;
         let gpus = self.models[id].rules.gpus.len();
@@ -429,7 +450,7 @@ impl Policy {
             return;
         }
         let model = &self.models[id];
-        let goes_on = model.is_ready() && model.queue.is_empty() && model.running < model.rules.running_max;
+        let goes_on = model.is_ready() && model.queue.is_empty() && model.running < model.running_max();
         let no_memory_until = model.no_memory_until.filter(|until| self.now < *until && !model.is_ready());
         let refusal = if self.is_ending {
             Some(Refusal::ShuttingDown)
@@ -470,7 +491,7 @@ impl Policy {
         for id in 0..self.models.len() {
             let now = self.now;
             let model = &mut self.models[id];
-            while model.is_ready() && model.running < model.rules.running_max {
+            while model.is_ready() && model.running < model.running_max() {
                 let Some(request) = model.queue.pop() else { break };
                 model.running += 1;
                 model.last_used = now;
@@ -558,6 +579,8 @@ impl Policy {
             self.free[gpu.0] = None;
         }
         self.report_failed(id, "it sleeps, without a command from here");
+        self.models[id].is_doubtful = true;
+        self.give_up_op(id);
         if self.models[id].running > 0 {
             self.out.push(Effect::Abort(ModelId(id)));
         }

@@ -49,6 +49,9 @@ impl Policy {
 
     /// Only an engine that answers can end its requests.
     fn end_unwell(&mut self, id: usize, answers: bool) {
+        if !answers {
+            self.give_up_op(id);
+        }
         let model = &self.models[id];
         if model.running == 0 {
             return self.end_failed(id);

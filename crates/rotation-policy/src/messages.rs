@@ -109,7 +109,7 @@ pub enum TaskOutcome {
     Measured(Vec<GpuMemory>),
     /// Of [`Task::Confirm`]: whether the engine reports that it is awake.
     Awake(bool),
-    /// Of [`Task::Canary`]: whether the answer was right, or how it differed.
+    /// Of [`Task::Canary`] and [`Task::CanaryBeside`]: whether the answer was right, or how it differed.
     Canary(Result<(), String>),
     /// Of [`Task::Probe`] and [`Task::Resume`]: not now, with the cause. Nothing has changed. Of [`Task::Hibernate`]: a
     /// failure that is not the engine's.
@@ -159,6 +159,8 @@ pub enum Task {
     Confirm,
     /// Generate the canary's answer and compare it. Records a model's first answer.
     Canary,
+    /// The same beside requests, with a report as soon as it begins right. Follows [`Effect::Run`] only.
+    CanaryBeside,
     /// Measure free memory on its GPUs.
     Measure,
 }
@@ -181,6 +183,13 @@ pub enum Effect {
         model: ModelId,
         /// The cause.
         refusal: Refusal,
+    },
+    /// The canary beside its requests is over. What they were answered is as good as that.
+    Tested {
+        /// Its model.
+        model: ModelId,
+        /// Whether it was right.
+        is_right: bool,
     },
     /// Abort the running requests of a model. Each still has to report [`Input::Left`].
     Abort(ModelId),

@@ -43,6 +43,9 @@ impl ModelState {
             tries: 0,
             repeats_wake: false,
             slept_by_memory: false,
+            is_doubtful: false,
+            canary_beside: false,
+            is_untested: false,
             given_up: GivenUp::default(),
             no_memory_until: None,
         }

@@ -95,9 +95,13 @@ impl Policy {
         }
     }
 
-    fn give_up_op(&mut self, id: usize) {
+    pub(super) fn give_up_op(&mut self, id: usize) {
+        let is_trial = self.models[id].is_on_trial();
         if let Some(op) = self.models[id].op.take() {
             self.out.push(Effect::Cancel(op.id));
+            if is_trial {
+                self.out.push(Effect::Tested { model: ModelId(id), is_right: false });
+            }
         }
     }
 
@@ -106,10 +110,14 @@ impl Policy {
         let model = &self.models[id];
         if let Some(op) = model.op {
             if now >= op.deadline {
-                self.give_up_op(id);
+                self.models[id].op = None;
+                self.out.push(Effect::Cancel(op.id));
                 self.step_ended(id, TaskOutcome::Failed("it did not end in time".to_owned()));
+                return;
             }
-            return;
+            if !model.is_on_trial() {
+                return;
+            }
         }
         match &model.stage {
             Stage::Step { .. } | Stage::Draining { .. } if self.is_ending => {}
@@ -132,6 +140,10 @@ impl Policy {
         let now = self.now;
         let model = &mut self.models[id];
         if model.running == 0 {
+            if model.op.is_some() && then != Leave::Failed {
+                // Its canary, which says whether it may come back by a wake.
+                return;
+            }
             model.move_ended(Move::Drain, now);
             if then != Leave::Failed && self.is_other_moving(id) {
                 return;
@@ -143,7 +155,8 @@ impl Policy {
                 Leave::Failed => self.end_failed(id),
             };
         }
-        if self.now < until {
+        // A whole answer may wait for the canary alone.
+        if now < until || model.is_on_trial() {
             return;
         }
         if was_aborted {
@@ -206,7 +219,9 @@ impl Policy {
     }
 
     pub(super) fn step_ended(&mut self, id: usize, outcome: TaskOutcome) {
-        let Stage::Step { step, began, .. } = self.models[id].stage.clone() else { return };
+        let Stage::Step { step, began, .. } = self.models[id].stage.clone() else {
+            return self.trial_ended(id, outcome);
+        };
         match (step, outcome) {
             (step, TaskOutcome::Measured(memory)) => {
                 let free: Vec<u64> = memory.iter().map(|memory| memory.free_bytes).collect();
@@ -215,9 +230,7 @@ impl Policy {
             (Step::Probe, TaskOutcome::Probed(probed)) => self.probed(id, probed),
             (Step::Wake(call), TaskOutcome::Done) => self.confirm(id, Activation::Wake, call.free),
             (Step::Start { free }, TaskOutcome::Done) => self.confirm(id, Activation::Start, free),
-            (Step::Confirm { activated }, TaskOutcome::Awake(true)) => {
-                self.begin(id, Step::Canary { activated });
-            }
+            (Step::Confirm { activated }, TaskOutcome::Awake(true)) => self.confirmed(id, activated),
             (Step::Confirm { .. }, TaskOutcome::Awake(false)) => {
                 self.engine_failed(id, "it reports that it is asleep");
             }
@@ -260,7 +273,10 @@ impl Policy {
     fn measured_in(&mut self, id: usize, step: Step, began: Time, free: &[u64]) {
         match step {
             Step::FindMemory(up) => self.memory_measured(id, up, began, free),
-            Step::Learn { activated } => self.learn(id, activated, free),
+            Step::Learn { activated } => {
+                self.learn(id, activated, free);
+                self.ready(id);
+            }
             Step::Before => {
                 self.measured(id, free);
                 self.fall_asleep(id, free.to_vec(), false);
@@ -317,7 +333,6 @@ impl Policy {
                 }
             }
         }
-        self.become_ready(id);
     }
 
     pub(super) fn confirm(&mut self, id: usize, up: Activation, free: Vec<u64>) {
@@ -334,7 +349,10 @@ impl Policy {
                     self.engine_failed(id, "there is no engine, and it cannot be started here");
                 }
             }
-            EngineState::Asleep => self.enter(id, Stage::Asleep),
+            EngineState::Asleep => {
+                self.models[id].is_doubtful = true;
+                self.enter(id, Stage::Asleep);
+            }
             // Its memory has said so.
             EngineState::Moving if self.models[id].slept_by_memory => self.enter(id, Stage::Asleep),
             EngineState::Hibernating => self.enter(id, Stage::Hibernating),
@@ -550,13 +568,14 @@ impl Policy {
             Step::Before => {
                 self.report_failed(id, reason);
                 self.enter(id, Stage::Ready { since: self.now });
+                self.test_if_due(id);
             }
             Step::FindMemory(_) => self.no_memory(id, reason),
             // Nothing is learnt from it then.
             Step::BeforeStop => self.begin(id, Step::Stop(Then::Cold)),
             Step::AfterStop { .. } => self.is_away(id),
             // The model is healthy. Its next sleep measures what it takes.
-            Step::Learn { .. } => self.become_ready(id),
+            Step::Learn { .. } => self.ready(id),
             Step::Stop(_) => {
                 self.report_failed(id, reason);
                 self.models[id].failures += 1;
@@ -680,11 +699,12 @@ impl Policy {
         self.refuse_all(id, self.lack(id, until));
     }
 
-    fn become_ready(&mut self, id: usize) {
+    pub(super) fn become_ready(&mut self, id: usize) {
         let now = self.now;
         let model = &mut self.models[id];
         (model.failures, model.was_restarted, model.is_selected) = (0, false, false);
         (model.is_displaced, model.repeats_wake, model.slept_by_memory) = (false, false, false);
+        model.is_doubtful = false;
         model.need.is_doubted = false;
         model.looks = Looks::from(now);
         let is_wanted = model.waiting_since().is_some() || model.is_pinned;
@@ -748,7 +768,7 @@ fn limit_of(limits: &Limits, step: &Step, now: Time) -> Duration {
         Task::Sleep | Task::Hibernate => limits.sleep,
         Task::Wake | Task::Resume => limits.wake,
         Task::Confirm => limits.confirm,
-        Task::Canary => limits.canary,
+        Task::Canary | Task::CanaryBeside => limits.canary,
         Task::Measure if matches!(step, Step::After { .. } | Step::AfterHibernation { .. }) => limits.release,
         Task::Measure => limits.find_memory,
     }

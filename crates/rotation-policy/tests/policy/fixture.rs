@@ -28,19 +28,21 @@ pub(crate) struct Fixture {
     rules: Vec<Rules>,
     /// What each engine takes awake, and whether it is awake.
     pub(crate) needs: Vec<u64>,
-    awake: Vec<bool>,
+    pub(crate) awake: Vec<bool>,
     /// What each holds asleep, and whether it hibernates.
     residue: u64,
     hibernates: Vec<bool>,
     is_stopped: Vec<bool>,
     /// What probes find.
-    state: EngineState,
+    pub(crate) state: EngineState,
     /// Outcomes to use instead for a model's task, each once.
     pub(crate) instead: Vec<(usize, Task, TaskOutcome)>,
     /// Tasks that end only when a test ends them, each once, and those that were started.
     pub(crate) late: Vec<(usize, Task)>,
     open: Vec<(OpId, usize, Task)>,
     pub(crate) aborts: usize,
+    /// Canaries beside requests that are over: of which model, and whether it was right.
+    pub(crate) tested: Vec<(usize, bool)>,
     pub(crate) tasks: Vec<(usize, Task)>,
     pub(crate) admitted: Vec<(u64, usize)>,
     pub(crate) refused: BTreeMap<u64, Refusal>,
@@ -93,6 +95,7 @@ impl Fixture {
             late: Vec::new(),
             open: Vec::new(),
             aborts: 0,
+            tested: Vec::new(),
             tasks: Vec::new(),
             admitted: Vec::new(),
             refused: BTreeMap::new(),
@@ -124,6 +127,7 @@ impl Fixture {
                     }
                     Effect::Report { model, event } => self.events.push((model.0, event)),
                     Effect::Abort(_) => self.aborts += 1,
+                    Effect::Tested { model, is_right } => self.tested.push((model.0, is_right)),
                     Effect::Cancel(_) => {}
                 }
             }
@@ -163,7 +167,7 @@ impl Fixture {
                 TaskOutcome::Done
             }
             Task::Confirm => TaskOutcome::Awake(self.awake[model]),
-            Task::Canary => TaskOutcome::Canary(Ok(())),
+            Task::Canary | Task::CanaryBeside => TaskOutcome::Canary(Ok(())),
         }
     }
 

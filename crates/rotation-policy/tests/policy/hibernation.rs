@@ -43,6 +43,8 @@ fn failures(fixture: &Fixture) -> Vec<(StageName, &str)> {
 #[test]
 fn a_sleeper_hibernates_after_its_time_and_is_resumed_and_measured_before_it_wakes() {
     let mut fixture = fixture(&[40 * GIB], |_, rules| after(rules, seconds(5)));
+    // Not behind hibernation.
+    fixture.policy.set_canary_beside(ModelId(0), true);
     fixture.pass(4900);
     assert_eq!((fixture.stage(0), &*fixture.tasks), ("asleep", &[][..]));
     fixture.pass(200);

@@ -11,3 +11,4 @@ mod scenarios;
 mod simulated;
 mod simulation;
 mod traffic;
+mod trials;

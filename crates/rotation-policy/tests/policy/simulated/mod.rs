@@ -108,6 +108,8 @@ struct Engine {
     is_gibberish: bool,
     /// Whether its canary was right since its last wake or start.
     is_proved: bool,
+    /// Whether its canary runs beside requests, and its end was not reported yet.
+    is_on_trial: bool,
     /// Whether its last sleep or wake was flaky.
     is_flaky: bool,
     op: Option<(OpId, Task)>,
@@ -169,6 +171,8 @@ pub(crate) struct Simulation {
     down_since: Vec<Option<Time>>,
     admitted: Vec<u64>,
     pub(crate) hibernations: u64,
+    /// Canaries beside requests.
+    pub(crate) trials: u64,
     /// Sleeps and wakes that failed or were not answered.
     pub(crate) flaky_calls: u64,
     steps: u64,
@@ -187,6 +191,10 @@ impl Simulation {
     fn of(seed: u64, rng: Rng, faults: Faults, engines: Vec<Engine>) -> Self {
         let policy = Policy::new(engines.iter().map(|engine| engine.rules.clone()).collect());
         let admitted = vec![0; engines.len()];
+        let mut policy = policy;
+        // Without a random number, so that seeds stay what they were.
+        (0..engines.len())
+            .for_each(|id| policy.set_canary_beside(ModelId(id), (seed + id as u64).is_multiple_of(2)));
         let mut simulation = Self {
             seed,
             rng,
@@ -207,6 +215,7 @@ impl Simulation {
             down_since: vec![None; admitted.len()],
             admitted,
             hibernations: 0,
+            trials: 0,
             flaky_calls: 0,
             steps: 0,
             log: VecDeque::new(),
@@ -325,7 +334,18 @@ impl Simulation {
                     panic!("{}", self.story(&format!("no shutdown, and {model:?} is refused")));
                 }
             }
-            Effect::Abort(model) => self.abort(model.0),
+            Effect::Tested { model, is_right } => {
+                let engine = &mut self.engines[model.0];
+                let (was_on_trial, is_proved) = (std::mem::take(&mut engine.is_on_trial), engine.is_proved);
+                assert!(was_on_trial, "{}", self.story("a trial ends twice"));
+                assert!(is_proved || !is_right, "{}", self.story("a wrong canary counts as right"));
+                self.trials += 1;
+            }
+            Effect::Abort(model) => {
+                let is_on_trial = self.engines[model.0].is_on_trial;
+                assert!(!is_on_trial, "{}", self.story("aborted before the end of the trial"));
+                self.abort(model.0);
+            }
             Effect::Run { op, model, task, .. } => self.begin(op, model.0, task),
             Effect::Cancel(op) => {
                 self.old_ops.push(op);
@@ -367,7 +387,8 @@ impl Simulation {
 
     fn admit(&mut self, request: RequestId, model: ModelId) {
         let engine = &self.engines[model.0];
-        assert!(engine.is_proved, "{}", self.story("a request goes where no canary was right"));
+        let may = engine.is_proved || engine.is_on_trial;
+        assert!(may, "{}", self.story("a request goes where no canary was right"));
         let Some(known) = self.requests.get_mut(&request) else {
             panic!("{}", self.story("a request is let through that is not there"));
         };
@@ -447,6 +468,9 @@ impl Simulation {
         );
         let engine = &mut self.engines[model];
         engine.op = Some((op, task));
+        assert!(!engine.is_on_trial || task == Task::CanaryBeside, "{}", self.story("a trial has no end"));
+        let engine = &mut self.engines[model];
+        engine.is_on_trial = task == Task::CanaryBeside;
         if is_moving(task) {
             engine.is_proved = false;
         }
@@ -458,7 +482,7 @@ impl Simulation {
             Task::Stop => self.rng.millis(100, 5_000),
             Task::Sleep | Task::Wake => self.rng.millis(30, 900),
             Task::Hibernate | Task::Resume => self.rng.millis(300, 1500),
-            Task::Probe | Task::Confirm | Task::Canary => self.rng.millis(1, 200),
+            Task::Probe | Task::Confirm | Task::Canary | Task::CanaryBeside => self.rng.millis(1, 200),
             Task::Measure => self.rng.millis(0, 3),
         };
         self.at(takes, Occurrence::Task(op));
@@ -616,7 +640,7 @@ impl Simulation {
             Task::Sleep => self.fall_asleep(model),
             Task::Confirm if state == State::Gone => TaskOutcome::Failed("no answer".to_owned()),
             Task::Confirm => TaskOutcome::Awake(state == State::Awake || self.faults == Faults::Dozes),
-            Task::Canary => {
+            Task::Canary | Task::CanaryBeside => {
                 let engine = &mut self.engines[model];
                 engine.is_proved = state == State::Awake && !engine.is_gibberish;
                 let right = engine.is_proved;
@@ -748,6 +772,7 @@ fn engine(rng: &mut Rng, gpus: u64, faults: Faults) -> Engine {
         held_bytes,
         is_gibberish: false,
         is_proved: false,
+        is_on_trial: false,
         is_flaky: false,
         op: None,
     }

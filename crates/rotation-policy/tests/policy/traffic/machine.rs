@@ -294,7 +294,7 @@ impl Traffic {
                     self.refused += 1;
                 }
                 Effect::Abort(_) | Effect::Cancel(_) => panic!("{effect:?} at {:?}", self.now),
-                Effect::Report { .. } => {}
+                Effect::Report { .. } | Effect::Tested { .. } => {}
             }
         }
     }
@@ -304,14 +304,14 @@ impl Traffic {
         let takes = match task {
             Task::Wake | Task::Start => cost.wake,
             Task::Sleep | Task::Stop => cost.sleep,
-            Task::Canary => cost.canary,
+            Task::Canary | Task::CanaryBeside => cost.canary,
             Task::Hibernate => cost.hibernate,
             Task::Resume => cost.resume,
             _ => Duration::from_millis(1),
         };
         self.swaps += u64::from(matches!(task, Task::Wake | Task::Start));
         self.swapping += takes;
-        if matches!(task, Task::Wake | Task::Start | Task::Canary) {
+        if matches!(task, Task::Wake | Task::Start | Task::Canary | Task::CanaryBeside) {
             self.coming += takes;
         }
         self.ops.insert(op, (model, task));
@@ -343,7 +343,7 @@ impl Traffic {
                 TaskOutcome::Done
             }
             Task::Confirm => TaskOutcome::Awake(self.is_awake[model]),
-            Task::Canary => TaskOutcome::Canary(Ok(())),
+            Task::Canary | Task::CanaryBeside => TaskOutcome::Canary(Ok(())),
         }
     }
 }
