@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use http::HeaderValue;
 use poorwill_net::tls::ClientTls;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::requests::Requests;
@@ -157,6 +158,8 @@ pub enum NameKind {
 pub struct Admission {
     /// Fires when the request has to end because its model leaves.
     pub aborted: CancellationToken,
+    /// The canary that runs beside it, if there is one.
+    pub(crate) trial: Option<watch::Receiver<Trial>>,
     /// Counts what comes of its answer.
     pub(crate) answered: AnswerCount,
     _guard: Box<dyn Any + Send>,
@@ -172,7 +175,13 @@ impl Admission {
     /// For a request that counts as running while `guard` lives.
     #[must_use]
     pub fn new(aborted: CancellationToken, guard: Box<dyn Any + Send>) -> Self {
-        Self { aborted, answered: AnswerCount(None), _guard: guard }
+        Self { aborted, trial: None, answered: AnswerCount(None), _guard: guard }
+    }
+
+    /// With a canary beside it. A sender that is dropped before [`Trial::Right`] counts as [`Trial::Wrong`].
+    #[must_use]
+    pub fn on_trial(self, trial: watch::Receiver<Trial>) -> Self {
+        Self { trial: Some(trial), ..self }
     }
 
     /// With a count of the parts of answers that came from the engine, which several requests share.
@@ -181,6 +190,19 @@ impl Admission {
         self.answered = AnswerCount(Some(answered));
         self
     }
+}
+
+/// How far the canary beside an engine's first requests has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trial {
+    /// It has said nothing, or is asked again: nothing of an answer passes.
+    Open,
+    /// It has begun right: streams begin.
+    Begun,
+    /// It was right.
+    Right,
+    /// It was wrong, or gave no answer.
+    Wrong,
 }
 
 /// Parts of answers that came from an engine, where the service counts them.

@@ -79,7 +79,16 @@ pub struct ReadBody {
 }
 
 /// Reads a body up to `most` bytes.
-pub async fn read(mut body: Incoming, most: usize) -> ReadBody {
+pub async fn read(body: Incoming, most: usize) -> ReadBody {
+    read_in_parts(body, most, &mut |_| ()).await
+}
+
+/// The same, and has each part looked at as it comes.
+pub async fn read_in_parts(
+    mut body: Incoming,
+    most: usize,
+    on_part: &mut (dyn FnMut(&[u8]) + Send),
+) -> ReadBody {
     let mut read = ReadBody { bytes: Vec::new(), is_cut: false, broke: None };
     while !read.is_cut {
         match body.frame().await {
@@ -88,7 +97,9 @@ pub async fn read(mut body: Incoming, most: usize) -> ReadBody {
                 let Ok(data) = frame.into_data() else { continue };
                 let left = most - read.bytes.len();
                 read.is_cut = data.len() > left;
-                read.bytes.extend_from_slice(&data[..data.len().min(left)]);
+                let data = &data[..data.len().min(left)];
+                on_part(data);
+                read.bytes.extend_from_slice(data);
             }
             Some(Err(error)) => {
                 read.broke = Some(error);

@@ -19,6 +19,7 @@ use super::api_error::{ApiError, Dialect};
 use super::connection::Connection;
 use super::engines::EngineBody;
 use super::stored::IdReader;
+use super::trial::OnTrial;
 use super::tunnel::Opening;
 use super::usage::UsageReader;
 use crate::backend::{Admission, Backend, Route};
@@ -79,6 +80,10 @@ pub(super) struct Forwarded {
     pub(super) stored: Option<IdReader>,
     /// Whether only closing the connection marks the end of the answer.
     pub(super) is_open: bool,
+    /// While the canary beside it runs.
+    pub(super) on_trial: Option<OnTrial>,
+    /// What waits for that: a last frame, or the end.
+    pub(super) held: Option<Option<Frame<Bytes>>>,
 }
 
 /// A client that waits for its stream.
@@ -222,6 +227,21 @@ impl Forwarded {
     }
 }
 
+/// Whether an answer goes on, as far as the canary beside it says.
+fn poll_trial(forwarded: &mut Forwarded, cx: &mut Context<'_>) -> Poll<Result<(), ApiError>> {
+    let Some(on_trial) = &mut forwarded.on_trial else { return Poll::Ready(Ok(())) };
+    match on_trial.poll_verdict(cx) {
+        Poll::Ready(true) => forwarded.on_trial = None,
+        Poll::Ready(false) => return Poll::Ready(Err(ApiError::untrue(&forwarded.route.name))),
+        Poll::Pending if on_trial.is_open() && forwarded.held.is_none() => {}
+        Poll::Pending => {
+            ready!(forwarded.aborted.as_mut().poll(cx));
+            return Poll::Ready(Err(ApiError::aborted(&forwarded.route.name)));
+        }
+    }
+    Poll::Ready(Ok(()))
+}
+
 /// `None` after the last frame.
 fn poll_upstream(
     forwarded: &mut Forwarded,
@@ -230,6 +250,12 @@ fn poll_upstream(
 ) -> Poll<Result<Option<Frame<Bytes>>, ApiError>> {
     if is_cancelled {
         return Poll::Ready(Err(ApiError::cancelled()));
+    }
+    if let Err(error) = ready!(poll_trial(forwarded, cx)) {
+        return Poll::Ready(Err(error));
+    }
+    if let Some(held) = forwarded.held.take() {
+        return Poll::Ready(Ok(held));
     }
     // First, so that an engine that never pauses is ended.
     if forwarded.admission.aborted.is_cancelled() {
@@ -243,7 +269,20 @@ fn poll_upstream(
                 forwarded.usage.iter_mut().for_each(|usage| usage.push(data));
                 forwarded.stored.iter_mut().for_each(|stored| stored.push(data));
             }
+            let data = frame.data_ref();
+            if forwarded
+                .on_trial
+                .as_mut()
+                .is_some_and(|on_trial| data.is_some_and(|data| on_trial.is_last(data)))
+            {
+                forwarded.held = Some(Some(frame));
+                return poll_upstream(forwarded, is_cancelled, cx);
+            }
             Poll::Ready(Ok(Some(frame)))
+        }
+        Poll::Ready(None) if forwarded.on_trial.is_some() => {
+            forwarded.held = Some(None);
+            poll_upstream(forwarded, is_cancelled, cx)
         }
         Poll::Ready(None) => Poll::Ready(Ok(None)),
         Poll::Ready(Some(Err(error))) => {
@@ -288,7 +327,10 @@ impl Body for AnswerBody {
     fn is_end_stream(&self) -> bool {
         match &self.flow {
             Flow::Whole(bytes) => bytes.as_ref().is_none_or(Bytes::is_empty),
-            Flow::Forwarded(forwarded) => forwarded.upstream.is_end_stream(),
+            Flow::Forwarded(forwarded) => {
+                let is_held = forwarded.on_trial.is_some() || forwarded.held.is_some();
+                !is_held && forwarded.upstream.is_end_stream()
+            }
             Flow::Upgraded(_) => true,
             Flow::Waiting(_) | Flow::Breaking { .. } => false,
         }

@@ -357,6 +357,14 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "aborted", text)
     }
 
+    /// Its canary was wrong.
+    pub(super) fn untrue(name: &str) -> Self {
+        let text = format!(
+            "model `{name}` failed its test beside this answer, so nothing of it is to be relied on; its engine is stopped, try again"
+        );
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "untrue", text)
+    }
+
     pub(super) fn cancelled() -> Self {
         let text = "an operator cancelled this request; ask them before you send it again";
         let mut error = Self::new(StatusCode::GONE, "cancelled", text);

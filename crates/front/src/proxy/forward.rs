@@ -15,6 +15,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, V
 use http_body_util::{BodyExt, Either, Empty, Limited};
 use hyper::body::{Body, Incoming};
 use hyper::upgrade::OnUpgrade;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -35,17 +36,21 @@ use super::segments::Segments;
 use super::span::{Ids, REQUEST_ID, TRACE_PARENT};
 use super::stored::{IdReader, RESPONSES, StoredResponses};
 use super::timeouts::Timeouts;
+use super::trial::{self, OnTrial};
 use super::tunnel::{Opening, Tunnel, TunnelLimits, TunnelPlace};
 use super::usage::UsageReader;
 use super::{query, upgrade, websocket};
 use crate::backend::NotOwned;
-use crate::backend::{Admission, Backend, Route};
+use crate::backend::{Admission, Backend, Route, Trial};
 use crate::requests::{Progress, Requests};
 use crate::settings::{Front, Key, KeyShare, paths};
 use poorwill_net::client::{is_out_of_descriptors, tls_failure};
 
 /// Most bytes of an engine's error answer in an error event.
 const EXCERPT_MAX_BYTES: usize = 64 << 10;
+
+/// How often a request is sent once more to an engine that was wrong, after its new start.
+const ANEW_MAX: usize = 2;
 
 /// Shared by all connections.
 pub(super) struct Proxy {
@@ -470,16 +475,26 @@ impl Job {
     /// As [`forward`](Self::forward), with keep-alive comments while the client waits.
     async fn forward_with_keep_alive(self, every: Duration) -> Result<Response<Flow>, ApiError> {
         let mut admission = self.admission();
-        if let Ok(admission) = tokio::time::timeout(every, admission.as_mut()).await {
-            return self.send(admission?).await;
-        }
-        let dialect = self.dialect;
+        let (dialect, route) = (self.dialect, Arc::clone(&self.route));
+        let sent: Pin<Box<dyn Future<Output = _> + Send>> =
+            if let Ok(admission) = tokio::time::timeout(every, admission.as_mut()).await {
+                let admission = admission?;
+                let is_on_trial = admission.trial.is_some();
+                let mut sent = Box::pin(self.send(admission));
+                if !is_on_trial {
+                    return sent.await;
+                }
+                // A new start takes long.
+                match tokio::time::timeout(every, sent.as_mut()).await {
+                    Ok(response) => return response,
+                    Err(_) => sent,
+                }
+            } else {
+                Box::pin(async move { self.send(admission.await?).await })
+            };
         let upcoming: Upcoming = Box::pin(async move {
             let ended = |error: ApiError| Ending { event: error.event(dialect, false), status: error.status };
-            let admission = admission.await.map_err(ended)?;
-            let route = Arc::clone(&self.route);
-            let response = self.send(admission).await.map_err(ended)?;
-            Self::events_of(response, &route, dialect).await
+            Self::events_of(sent.await.map_err(ended)?, &route, dialect).await
         });
         let mut response = Response::new(Flow::Waiting(Waiting::new(upcoming, dialect, every)));
         let headers = response.headers_mut();
@@ -638,7 +653,8 @@ impl Job {
     /// Sends the request, and begins the answer to the client.
     async fn send(mut self, admission: Admission) -> Result<Response<Flow>, ApiError> {
         let chooses_realtime = self.socket.is_some() && websocket::offers_realtime(self.upstream.headers());
-        let (response, admission) = self.attempt_each(admission).await?;
+        let (response, mut admission) = self.attempt_each(admission).await?;
+        let on_trial = admission.trial.take().map(OnTrial::new).filter(|_| is_events(response.headers()));
         let (mut parts, upstream) = response.into_parts();
         request::answer_headers(&mut parts.headers);
         if let Some(base) = &self.base {
@@ -653,7 +669,7 @@ impl Job {
             }
             return self.proxy.open_tunnel(&self.route, client, upstream, admission, parts).await;
         }
-        Ok(self.pass_on(parts, upstream, admission))
+        Ok(self.pass_on(parts, upstream, admission, on_trial))
     }
 
     /// Sends the request to other destinations while the last one has not begun an answer.
@@ -662,12 +678,27 @@ impl Job {
         mut admission: Admission,
     ) -> Result<(Response<EngineBody>, Admission), ApiError> {
         let backend = Arc::clone(&self.proxy.backend);
-        let mut tried = Vec::new();
+        let (mut tried, mut anew) = (Vec::new(), 0);
         let may_repeat = self.makes_tokens && self.is_repeatable;
         loop {
-            // Kept only where there may be other destinations.
-            let again = backend.is_router().then(|| copied(&self.upstream));
+            // Kept only where there may be other destinations, or a new engine.
+            let may_go_again = backend.is_router() || admission.trial.is_some();
+            let again = may_go_again.then(|| copied(&self.upstream));
             let answered = self.attempt(admission.aborted.clone()).await;
+            let is_stream = answered.as_ref().ok().map(|response| is_events(response.headers()));
+            let (trial, aborted) = (admission.trial.clone(), admission.aborted.clone());
+            if !self.is_true(trial, aborted, is_stream).await? {
+                drop(answered);
+                anew += 1;
+                let Some(again) = again.filter(|_| may_repeat && anew <= ANEW_MAX) else {
+                    return Err(ApiError::untrue(&self.route.name));
+                };
+                self.upstream = again;
+                // It counts as running until then.
+                drop(admission);
+                admission = self.admission().await?;
+                continue;
+            }
             let goes_elsewhere = match &answered {
                 Ok(response) => response.headers().contains_key(&api_error::NOT_BEGUN),
                 Err(error) => error.is_not_begun() || may_repeat,
@@ -691,12 +722,29 @@ impl Job {
         }
     }
 
+    /// Waits until the canary beside it lets an answer begin, if there is one. False where that was wrong.
+    async fn is_true(
+        &self,
+        trial: Option<watch::Receiver<Trial>>,
+        aborted: CancellationToken,
+        is_stream: Option<bool>,
+    ) -> Result<bool, ApiError> {
+        let Some(trial) = trial else { return Ok(true) };
+        let Some(is_stream) = is_stream else { return Ok(!trial::is_wrong(&trial)) };
+        tokio::select! {
+            biased;
+            is_right = trial::await_start(trial, is_stream) => Ok(is_right),
+            () = aborted.cancelled() => Err(ApiError::aborted(&self.route.name)),
+        }
+    }
+
     /// An engine's answer, as the client gets it.
     fn pass_on(
         self,
         parts: http::response::Parts,
         upstream: EngineBody,
         admission: Admission,
+        on_trial: Option<OnTrial>,
     ) -> Response<Flow> {
         let is_open = upstream.size_hint().exact().is_none();
         let usage = UsageReader::of(parts.status, &parts.headers).filter(|_| self.makes_tokens);
@@ -709,6 +757,8 @@ impl Job {
             dialect: self.dialect,
             events: (is_open && is_events(&parts.headers)).then(Tail::new),
             is_open: is_open && self.is_old,
+            on_trial,
+            held: None,
             stored: self.stored.filter(|_| usage.is_some()),
             usage,
         };

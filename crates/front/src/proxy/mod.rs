@@ -13,6 +13,8 @@
 //!   configured parameters. An answer is read no faster than the client reads.
 //! - An incomplete answer cannot be mistaken for a complete one: its connection is broken off, for an event stream
 //!   after an error event.
+//! - Answers beside a canary wait for it: a stream for its first token, a whole one for its end. Where it is wrong, what
+//!   has begun breaks off, and what has not is asked for again.
 //! - An answer ends if its model has to leave, even if its client reads nothing.
 //! - Clients take no more descriptors than `connections_max` allows. Where all are taken, connections without a request
 //!   are closed for new ones. Those of a peer that has more than a sixteenth go first.
@@ -44,6 +46,7 @@ mod socket;
 mod span;
 mod stored;
 mod timeouts;
+mod trial;
 mod tunnel;
 mod upgrade;
 mod usage;

@@ -24,3 +24,4 @@ mod sockets;
 mod stored;
 mod streams;
 mod tls;
+mod trials;

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use poorwill_front::backend::{
-    Admission, Backend, Listed, ModelNumber, NameKind, NotOwned, Refusal, Refused, Route,
+    Admission, Backend, Listed, ModelNumber, NameKind, NotOwned, Refusal, Refused, Route, Trial,
 };
 use poorwill_front::file::{self, RawFront};
 use poorwill_front::proxy::{self, Timeouts};
@@ -79,6 +79,8 @@ pub(crate) struct FakeBackend {
     pub(crate) verdict: watch::Sender<Verdict>,
     pub(crate) seen: watch::Sender<Seen>,
     pub(crate) aborted: CancellationToken,
+    /// The canary beside each admitted request.
+    pub(crate) trial: Mutex<Option<watch::Receiver<Trial>>>,
     pub(crate) fleet: Mutex<InFleet>,
     pub(crate) first_byte_max: Mutex<Option<Duration>>,
 }
@@ -162,7 +164,11 @@ impl Backend for FakeBackend {
                 _ => {
                     let guard: Box<dyn Any + Send> =
                         Box::new(Counted(self.seen.clone(), |seen| seen.running -= 1));
-                    Ok(Admission::new(self.aborted.child_token(), guard))
+                    let admission = Admission::new(self.aborted.child_token(), guard);
+                    Ok(match self.trial.lock().unwrap().clone() {
+                        Some(trial) => admission.on_trial(trial),
+                        None => admission,
+                    })
                 }
             }
         })
@@ -285,6 +291,7 @@ impl Setup {
             verdict: watch::Sender::new(Verdict::Admit),
             seen: watch::Sender::new(Seen::default()),
             aborted: CancellationToken::new(),
+            trial: Mutex::default(),
             fleet: Mutex::new(fleet),
             first_byte_max: Mutex::default(),
         });
@@ -434,6 +441,12 @@ impl Wire {
 
     pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) {
         self.stream.write_all(bytes.as_ref()).await.unwrap();
+    }
+
+    /// Whether nothing has come that was not read.
+    pub(crate) fn is_silent(&self) -> bool {
+        let nothing = self.stream.try_read(&mut [0; 1]);
+        self.got.is_empty() && nothing.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
     /// Reads more; false at the end.
