@@ -34,6 +34,11 @@ const ENVIRONMENT: &[(&str, &str, &str)] = &[
          commas, like `poorwill_rotate=debug,info`. Others are an error. Default, also if empty: `info`.",
     ),
     (
+        "POORWILL_SLEEP_MODE",
+        "the service of `rotate`",
+        "In a model's `environment`: its engine has Poorwill's sleep mode. Its canary may run beside requests then.",
+    ),
+    (
         "POORWILL_DISABLE_PIN",
         "`bench offload`, `bench load`",
         "`1` leaves host memory pageable. `0` or empty has no effect; other values are an error.",

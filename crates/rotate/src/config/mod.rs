@@ -206,7 +206,7 @@ impl fmt::Debug for Start {
     }
 }
 
-/// A deterministic test request, answered correctly before clients' requests reach the engine.
+/// A deterministic test request, answered correctly before clients' requests reach the engine, or beside the first ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Canary {
     /// The kind of request. If absent, the first that the engine serves.
@@ -219,8 +219,20 @@ pub struct Canary {
     pub expect: Option<String>,
     /// The path of [`CanaryKind::Get`].
     pub path: Option<String>,
+    /// Whether it may run beside the first requests after a plain wake.
+    pub is_beside: bool,
     /// The kind to try first where none is set, by the options of the command.
     pub hint: Option<CanaryKind>,
+}
+
+/// When a canary is asked after a plain wake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum CanaryTime {
+    /// Before requests reach the engine, as after starts.
+    Before,
+    /// Beside the first ones.
+    Beside,
 }
 
 /// A kind of canary.

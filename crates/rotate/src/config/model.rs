@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::calls::{HttpApi, RawHttp, check_path};
 use super::hibernate::{RawHibernate, WITHOUT_HIBERNATE};
 use super::names::odd_names;
-use super::{Canary, CanaryKind, EngineKind, Hibernate, LOG_MAX_BYTES, Model, Start, section};
+use super::{Canary, CanaryKind, CanaryTime, EngineKind, Hibernate, LOG_MAX_BYTES, Model, Start, section};
 
 /// Larger than any machine has, so that a typo cannot allocate much.
 const GPUS_MAX: usize = 1024;
@@ -65,6 +65,7 @@ pub(super) struct RawCanary {
     tokens: Option<u32>,
     expect: Option<String>,
     path: Option<String>,
+    when: Option<CanaryTime>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -121,12 +122,13 @@ impl RawModel {
             "first_byte_max is 0, so no answer could ever be in time; make it longer, or leave it out",
         );
         let rules = self.rules(every, hibernate, http.as_ref(), here);
+        let is_beside = self.tests_beside(engine, here);
         let parameters = Parameters::checked(self.parameters, self.strip, here);
         let variants = self.variants.into_iter();
         let variants = variants.map(|(name, set)| (name, parameters::fields("variants", set, here)));
         let variants: BTreeMap<_, _> = variants.collect();
         let mut aliases = self.aliases;
-        let canary = self.canary.checked(hint(&self.command), here);
+        let canary = self.canary.checked(hint(&self.command), is_beside, here);
         let known: Vec<&String> = aliases.iter().chain(&self.adapters).chain([&self.name]).collect();
         let new: Vec<_> = variants.keys().filter(|name| !known.contains(name)).cloned().collect();
         aliases.extend(new);
@@ -251,6 +253,30 @@ impl RawModel {
         Some(http)
     }
 
+    /// By default where its wakes compare all bytes: an engine that says that it has Poorwill's sleep mode, at level 1.
+    fn tests_beside(&self, engine: EngineKind, mistakes: &mut SectionMistakes<'_>) -> bool {
+        let is_set = |value: &String| !matches!(value.as_str(), "" | "0");
+        let is_backend = |words: &[String]| words[0] == "--sleep-mode-backend" && words[1] == "poorwill";
+        let has_poorwill = self.environment.get("POORWILL_SLEEP_MODE").is_some_and(is_set)
+            || self.command.windows(2).any(is_backend)
+            || self.command.iter().any(|word| word == "--sleep-mode-backend=poorwill");
+        let is_compared = engine != EngineKind::Http && self.level.unwrap_or(1) == 1;
+        let when = self.canary.when;
+        mistakes.add_if(
+            when == Some(CanaryTime::Beside) && !is_compared,
+            "the canary's when is \"beside\", and no wake of it compares its bytes; leave it out, or say level = 1 with \
+             vllm or sglang",
+        );
+        let is_text = matches!(self.canary.kind, None | Some(CanaryKind::Completion | CanaryKind::Chat));
+        let is_text = is_text && self.canary.expect.is_none();
+        mistakes.add_if(
+            when == Some(CanaryTime::Beside) && !is_text,
+            "the canary's when is \"beside\", which is for texts that are compared with the first one; leave it, kind or \
+             expect out",
+        );
+        is_text && is_compared && when.map_or(has_poorwill, |when| when == CanaryTime::Beside)
+    }
+
     /// Without `http`, it is not known whether it sleeps.
     fn rules(
         &mut self,
@@ -347,7 +373,12 @@ fn check_rules(rules: &Rules, mistakes: &mut SectionMistakes<'_>) {
 }
 
 impl RawCanary {
-    fn checked(self, hint: Option<CanaryKind>, mistakes: &mut SectionMistakes<'_>) -> Canary {
+    fn checked(
+        self,
+        hint: Option<CanaryKind>,
+        is_beside: bool,
+        mistakes: &mut SectionMistakes<'_>,
+    ) -> Canary {
         mistakes.add_if(
             self.tokens == Some(0) || self.prompt.as_deref() == Some(""),
             "a canary has a prompt, and one token at least",
@@ -374,6 +405,7 @@ impl RawCanary {
         }
         Canary {
             hint,
+            is_beside,
             kind: self.kind,
             prompt: self.prompt.unwrap_or_else(|| "1, 2, 3, 4, 5, 6,".to_owned()),
             tokens: self.tokens.unwrap_or(16),

@@ -4,11 +4,13 @@
 //! completion, chat, embedding and rerank that the engine serves. Where its command or its list of models says that it
 //! embeds or ranks, that comes first.
 
+use http::Method;
 use serde_json::{Value, json};
 
 use super::answer::{Answer, Content, numbers};
-use super::contract::{EngineError, is_unserved};
+use super::contract::{EngineError, OnText, is_unserved};
 use super::http::{Http, Reply};
+use super::parts::Parts;
 use crate::config::{Canary, CanaryKind};
 
 /// Unrelated to any usual prompt, so that the scores of a rerank differ.
@@ -28,6 +30,11 @@ impl CanaryKind {
             }
         }
         kinds
+    }
+
+    /// Whether its answer is a text that comes token by token.
+    pub(crate) fn is_generation(self) -> bool {
+        matches!(self, Self::Completion | Self::Chat)
     }
 
     /// The path and body of a question by one of OpenAI's paths, or those like them.
@@ -147,6 +154,35 @@ impl Prompt {
             paths.join(", ")
         );
         Err(EngineError::Unexpected { request_line, reason })
+    }
+
+    /// One kind, with the text so far as it comes.
+    pub(super) async fn ask_in_parts(
+        &self,
+        http: &Http,
+        kind: CanaryKind,
+        on_text: OnText<'_>,
+    ) -> Result<Answer, EngineError> {
+        let canary = &self.canary;
+        let question = kind.question(&self.served_as, &canary.prompt, canary.tokens);
+        let Some((path, body)) = question.filter(|_| kind.is_generation()) else {
+            return self.ask_as(http, kind).await.map(|content| Answer { kind, content });
+        };
+        let mut parts = Parts::of(kind);
+        let on_part = &mut |part: &[u8]| {
+            if parts.push(part) {
+                on_text(parts.text());
+            }
+        };
+        let asked = Some(with(body, "stream", json!(true)));
+        let reply = http.send_for_parts(Method::POST, path, asked, on_part).await?.done()?;
+        // Not every engine has streams.
+        let body = match parts.whole() {
+            Some(whole) => whole,
+            None => reply.json()?.unwrap_or(Value::Null),
+        };
+        let content = kind.content(&body).map_err(|unreadable| unreadable.about(&reply))?;
+        Ok(Answer { kind, content })
     }
 
     async fn ask_as(&self, http: &Http, kind: CanaryKind) -> Result<Content, EngineError> {

@@ -12,6 +12,9 @@ use crate::config::CanaryKind;
 /// The future of an engine call.
 pub type EngineFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, EngineError>> + Send + 'a>>;
 
+/// Gets the text of an answer so far.
+pub type OnText<'a> = &'a (dyn Fn(&str) + Send + Sync);
+
 /// An engine.
 pub trait Engine: fmt::Debug + Send + Sync {
     /// The reported state; [`EngineState::Gone`] if no connection is possible. An unknown answer is an error.
@@ -36,6 +39,11 @@ pub trait Engine: fmt::Debug + Send + Sync {
 
     /// Answers the canary deterministically. Only `kind` is asked; without one, the first that the engine serves.
     fn generate(&self, kind: Option<CanaryKind>) -> EngineFuture<'_, Answer>;
+
+    /// The same of one kind. `on_text` gets the text so far, where the engine sends it as it comes.
+    fn generate_in_parts<'a>(&'a self, kind: CanaryKind, _on_text: OnText<'a>) -> EngineFuture<'a, Answer> {
+        self.generate(Some(kind))
+    }
 }
 
 /// Why an engine call failed.

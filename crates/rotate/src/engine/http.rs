@@ -77,6 +77,17 @@ impl Http {
         path: &str,
         body: Option<Value>,
     ) -> Result<Reply, Failure> {
+        self.send_for_parts(method, path, body, &mut |_| ()).await
+    }
+
+    /// Has each part of the answer looked at as it comes.
+    pub(super) async fn send_for_parts(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Value>,
+        on_part: &mut (dyn FnMut(&[u8]) + Send),
+    ) -> Result<Reply, Failure> {
         let url = format!("{}{path}", self.base);
         let request_line = format!("{method} {url}");
         let failed = |reason: String, is_unreachable: bool| Failure {
@@ -89,7 +100,7 @@ impl Http {
         let response =
             response.map_err(|error| failed(reason_of(&error), transport::is_unreachable(&error)))?;
         let status = response.status().as_u16();
-        let read = transport::read(response.into_body(), BODY_MAX_BYTES).await;
+        let read = transport::read_in_parts(response.into_body(), BODY_MAX_BYTES, on_part).await;
         match read.broke {
             // A refusal is informative even if its body is incomplete.
             Some(error) if is_success(status) => {

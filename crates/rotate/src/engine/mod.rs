@@ -10,6 +10,7 @@ mod contract;
 mod healthy;
 mod http;
 mod inspect;
+mod parts;
 mod sglang;
 mod vllm;
 
@@ -19,7 +20,7 @@ pub use self::answer::{Answer, Content};
 use self::calls::Calls;
 use self::canary::Prompt;
 pub(crate) use self::contract::is_unserved;
-pub use self::contract::{Engine, EngineError, EngineFuture};
+pub use self::contract::{Engine, EngineError, EngineFuture, OnText};
 use self::healthy::Healthy;
 use self::http::Http;
 pub use self::inspect::{Inspection, inspect};

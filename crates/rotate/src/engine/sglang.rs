@@ -31,7 +31,7 @@ use serde_json::{Value, json};
 
 use super::answer::Answer;
 use super::canary::Prompt;
-use super::contract::{Engine, EngineError, EngineFuture};
+use super::contract::{Engine, EngineError, EngineFuture, OnText};
 use super::http::{Failure, Http, Reply};
 use crate::config::CanaryKind;
 use poorwill_rotation_policy::EngineState;
@@ -191,6 +191,18 @@ impl Sglang {
     }
 }
 
+impl Sglang {
+    /// Before a request, which would end its sleep.
+    async fn check_awake(&self) -> Result<(), EngineError> {
+        let info = self.info().await?;
+        match info.mark {
+            Mark::Moving(_) => Err(info.is_moving()),
+            Mark::Asleep(_) => Err(info.reply.unexpected("it sleeps, and generating now would end it")),
+            Mark::Awake(_) => Ok(()),
+        }
+    }
+}
+
 impl Engine for Sglang {
     fn probe(&self) -> EngineFuture<'_, EngineState> {
         Box::pin(async {
@@ -272,12 +284,15 @@ impl Engine for Sglang {
     /// Refused unless the engine is awake: generating would end a sleeping engine.
     fn generate(&self, kind: Option<CanaryKind>) -> EngineFuture<'_, Answer> {
         Box::pin(async move {
-            let info = self.info().await?;
-            match info.mark {
-                Mark::Moving(_) => Err(info.is_moving()),
-                Mark::Asleep(_) => Err(info.reply.unexpected("it sleeps, and generating now would end it")),
-                Mark::Awake(_) => self.prompt.ask(&self.http, kind).await,
-            }
+            self.check_awake().await?;
+            self.prompt.ask(&self.http, kind).await
+        })
+    }
+
+    fn generate_in_parts<'a>(&'a self, kind: CanaryKind, on_text: OnText<'a>) -> EngineFuture<'a, Answer> {
+        Box::pin(async move {
+            self.check_awake().await?;
+            self.prompt.ask_in_parts(&self.http, kind, on_text).await
         })
     }
 }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::answer::Answer;
 use super::canary::Prompt;
-use super::contract::{Engine, EngineError, EngineFuture};
+use super::contract::{Engine, EngineError, EngineFuture, OnText};
 use super::healthy::is_healthy;
 use super::http::{Http, Reply};
 use crate::config::CanaryKind;
@@ -93,5 +93,9 @@ impl Engine for Vllm {
 
     fn generate(&self, kind: Option<CanaryKind>) -> EngineFuture<'_, Answer> {
         Box::pin(self.prompt.ask(&self.http, kind))
+    }
+
+    fn generate_in_parts<'a>(&'a self, kind: CanaryKind, on_text: OnText<'a>) -> EngineFuture<'a, Answer> {
+        Box::pin(self.prompt.ask_in_parts(&self.http, kind, on_text))
     }
 }

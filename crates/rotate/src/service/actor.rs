@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -14,6 +14,7 @@ use super::history::{History, ModelHistory};
 use super::look::{LOOK_MAX, answered, look};
 use super::snapshot::{GpuNow, ModelNow, PromiseNow, Refused, ServiceEvent, Snapshot};
 use crate::config::Config;
+use poorwill_front::backend::Trial;
 use poorwill_front::requests::Recent;
 use poorwill_rotation_policy::{
     Effect, EngineState, Event, Gpu, Input, Look, ModelId, OpId, Policy, Refusal, RequestId, Rules,
@@ -70,7 +71,16 @@ const MATTERS: [StageName; 6] = [
 /// Stages in which an engine should answer looks.
 const WATCHED: [StageName; 2] = [StageName::Ready, StageName::Draining];
 
-type AdmitReply = oneshot::Sender<Result<CancellationToken, Refused>>;
+type AdmitReply = oneshot::Sender<Result<Admitted, Refused>>;
+
+/// What concerns a request that goes to its engine.
+#[derive(Debug)]
+pub(super) struct Admitted {
+    /// Fires when its model leaves.
+    pub(super) aborted: CancellationToken,
+    /// The canary beside it.
+    pub(super) trial: Option<watch::Receiver<Trial>>,
+}
 
 #[derive(Debug)]
 pub(super) struct Actor {
@@ -85,6 +95,10 @@ pub(super) struct Actor {
     waiting: HashMap<RequestId, AdmitReply>,
     /// Cancel the running requests of a model.
     aborts: Vec<CancellationToken>,
+    /// The canaries that run beside requests, by model number.
+    trials: Vec<Option<Arc<watch::Sender<Trial>>>>,
+    /// Whether the last input is a wrong canary.
+    was_wrong: bool,
     tasks: HashMap<OpId, (AbortHandle, Task)>,
     /// Engines under a probe by [`Actor::suspect`].
     suspected: HashSet<ModelId>,
@@ -113,6 +127,8 @@ impl Actor {
             histories,
             waiting: HashMap::new(),
             aborts: (0..models).map(|_| CancellationToken::new()).collect(),
+            trials: vec![None; models],
+            was_wrong: false,
             tasks: HashMap::new(),
             suspected: HashSet::new(),
             unwell: HashSet::new(),
@@ -233,6 +249,13 @@ impl Actor {
     }
 
     fn step(&mut self, input: Input) {
+        self.was_wrong = matches!(&input, Input::Ended { outcome: TaskOutcome::Canary(Err(_)), .. });
+        if let Input::Ended { op, outcome: TaskOutcome::Canary(Ok(())) } = &input
+            && let Some(model) = self.policy.model_of(*op)
+            && let Some(entry) = self.entry(model)
+        {
+            self.policy.set_canary_beside(model, entry.handle.tests_beside());
+        }
         let now = Time::from_start(self.began.elapsed());
         for (id, history) in self.histories.iter_mut().enumerate() {
             // A step that makes a model ready also empties its queue.
@@ -249,7 +272,8 @@ impl Actor {
                 self.histories[model.0].admitted += 1;
                 // A sender that gave up has reported it, or will.
                 if let Some(reply) = self.waiting.remove(&request) {
-                    let _gone = reply.send(Ok(self.aborts[model.0].clone()));
+                    let trial = self.trials[model.0].as_ref().map(|trial| trial.subscribe());
+                    let _gone = reply.send(Ok(Admitted { aborted: self.aborts[model.0].clone(), trial }));
                 }
             }
             Effect::Refuse { request, model, refusal } => {
@@ -267,22 +291,19 @@ impl Actor {
                     let _gone = reply.send(Err(Refused { refusal, retry_after }));
                 }
             }
+            Effect::Tested { model, is_right } => {
+                if let Some(entry) = self.entry(model).filter(|_| self.was_wrong) {
+                    entry.handle.failed_beside();
+                    self.policy.set_canary_beside(model, false);
+                }
+                if let Some(trial) = self.trials[model.0].take() {
+                    trial.send_replace(if is_right { Trial::Right } else { Trial::Wrong });
+                }
+            }
             Effect::Abort(model) => {
                 std::mem::replace(&mut self.aborts[model.0], CancellationToken::new()).cancel();
             }
-            Effect::Run { op, model, task, limit } => {
-                let Some(entry) = self.entry(model) else { return };
-                let messages = self.messages.clone();
-                let need = self.policy.measured_need(model, task);
-                let running = tokio::spawn(async move {
-                    let done = tokio::time::timeout(limit, entry.handle.run(task, limit, need)).await;
-                    let outcome = done.unwrap_or_else(|_| {
-                        TaskOutcome::Failed(format!("it did not end within {:.1} s", limit.as_secs_f64()))
-                    });
-                    let _closed = messages.send(Message::Input(Input::Ended { op, outcome }));
-                });
-                self.tasks.insert(op, (running.abort_handle(), task));
-            }
+            Effect::Run { op, model, task, limit } => self.run_task(op, model, task, limit),
             Effect::Cancel(op) => {
                 if let Some((task, _)) = self.tasks.remove(&op) {
                     task.abort();
@@ -290,6 +311,30 @@ impl Actor {
             }
             Effect::Report { model, event } => self.report(model, event),
         }
+    }
+
+    fn run_task(&mut self, op: OpId, model: ModelId, task: Task, limit: Duration) {
+        let Some(entry) = self.entry(model) else { return };
+        let messages = self.messages.clone();
+        let need = self.policy.measured_need(model, task);
+        let trial = (task == Task::CanaryBeside).then(|| {
+            let trial = self.trials[model.0].get_or_insert_with(|| Arc::new(watch::Sender::new(Trial::Open)));
+            Arc::clone(trial)
+        });
+        let running = tokio::spawn(async move {
+            let running = async {
+                match trial {
+                    Some(trial) => entry.handle.test_beside(&trial, limit).await,
+                    None => entry.handle.run(task, limit, need).await,
+                }
+            };
+            let done = tokio::time::timeout(limit, running).await;
+            let outcome = done.unwrap_or_else(|_| {
+                TaskOutcome::Failed(format!("it did not end within {:.1} s", limit.as_secs_f64()))
+            });
+            let _closed = messages.send(Message::Input(Input::Ended { op, outcome }));
+        });
+        self.tasks.insert(op, (running.abort_handle(), task));
     }
 
     fn report(&mut self, model: ModelId, event: Event) {
@@ -384,6 +429,7 @@ impl Actor {
                 debug_assert_eq!(added, ModelId(id));
                 self.histories.push(ModelHistory::new(&entry.model));
                 self.aborts.push(CancellationToken::new());
+                self.trials.push(None);
                 self.stages.write().unwrap_or_else(PoisonError::into_inner).push(StageName::Unknown);
             }
         }
@@ -393,9 +439,10 @@ impl Actor {
             let profile = directory.profile.take();
             *directory = Directory::new(config, entries, profile);
         }
-        // A new pause and a new health path count at once.
+        // A new pause, a new health path and a new canary count at once.
         for id in (0..self.histories.len()).map(ModelId) {
             if let Some(entry) = self.entry(id) {
+                self.policy.set_canary_beside(id, entry.handle.tests_beside());
                 self.watch(id, entry);
             }
         }

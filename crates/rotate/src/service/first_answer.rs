@@ -12,7 +12,10 @@ use serde::Deserialize as _;
 use serde_json::{Value, json};
 
 use crate::config::{self, CanaryKind};
-use crate::engine::{Answer, EngineError};
+use crate::engine::{Answer, Content, EngineError};
+
+/// After so many, its canaries run before requests alone.
+const FAILED_MAX: u32 = 2;
 
 #[derive(Debug)]
 pub(super) struct FirstAnswer {
@@ -27,6 +30,14 @@ pub(super) struct FirstAnswer {
     first: Option<Answer>,
     /// The file that keeps it for the next service.
     kept_at: Option<PathBuf>,
+    /// Whether it may be asked beside requests.
+    is_beside: bool,
+    /// The beginning of the first answer that batches do not change.
+    steady: Option<String>,
+    /// Whether that was looked for.
+    was_steadied: bool,
+    /// How many canaries beside requests were wrong.
+    failed_beside: u32,
 }
 
 impl FirstAnswer {
@@ -42,6 +53,10 @@ impl FirstAnswer {
             known: None,
             first: None,
             kept_at,
+            is_beside: canary.is_beside,
+            steady: None,
+            was_steadied: false,
+            failed_beside: 0,
         };
         own.remember(first);
         own
@@ -51,6 +66,10 @@ impl FirstAnswer {
     pub(super) fn inherit(&mut self, before: &Self) {
         if self.first.is_none() && self.asked == before.asked {
             self.remember(before.first.clone());
+            if self.first.is_some() {
+                (self.steady, self.was_steadied) = (before.steady.clone(), before.was_steadied);
+                self.failed_beside = before.failed_beside;
+            }
         }
     }
 
@@ -64,6 +83,44 @@ impl FirstAnswer {
     /// The kind to ask by, unless that is to be found.
     pub(super) fn known(&self) -> Option<CanaryKind> {
         self.known
+    }
+
+    /// What a canary beside requests is asked by, and the text that it begins with.
+    pub(super) fn steady(&self) -> Option<(CanaryKind, String)> {
+        let steady = self.steady.clone().filter(|_| self.is_beside);
+        self.first.as_ref().zip(steady).map(|(first, text)| (first.kind, text))
+    }
+
+    /// The kind to ask by, to find out how much of the first answer stays the same beside requests. `None` where that is
+    /// known, or not needed.
+    pub(super) fn to_be_steadied(&self) -> Option<CanaryKind> {
+        let is_due = self.is_beside && !self.was_steadied && self.failed_beside < FAILED_MAX;
+        let first = self.first.as_ref().filter(|_| is_due)?;
+        first.kind.is_generation().then_some(first.kind)
+    }
+
+    /// Before these answers are asked for, so that it is tried once.
+    pub(super) fn is_being_steadied(&mut self) {
+        self.was_steadied = true;
+    }
+
+    /// A canary beside requests was wrong: how much can be relied on is found out anew, if this is not usual.
+    pub(super) fn failed_beside(&mut self) {
+        (self.steady, self.was_steadied) = (None, false);
+        self.failed_beside = self.failed_beside.saturating_add(1);
+    }
+
+    /// These answers came in one batch: what they begin with alike is what can be relied on there.
+    pub(super) fn steadied_by(&mut self, answers: &[Answer]) {
+        let Some(Content::Text(first)) = self.first.as_ref().map(|first| &first.content) else { return };
+        let mut steady = first.as_str();
+        for answer in answers {
+            let Content::Text(text) = &answer.content else { return };
+            let same = steady.char_indices().zip(text.chars()).find(|((_, one), other)| one != other);
+            let end = same.map_or(steady.len().min(text.len()), |((at, _), _)| at);
+            steady = &steady[..end];
+        }
+        self.steady = Some(steady.to_owned()).filter(|steady| !steady.trim().is_empty());
     }
 
     /// After the engine refused the known kind. Other kinds may be asked if there is nothing to compare with.
@@ -99,6 +156,13 @@ impl FirstAnswer {
         });
         self.first = Some(answer);
         Ok(kept)
+    }
+
+    /// What is wrong with an answer beside requests that says something else.
+    pub(super) fn differs(&self, text: &str) -> String {
+        let said = Answer { kind: CanaryKind::Completion, content: Content::Text(text.to_owned()) };
+        let reason = self.first.as_ref().and_then(|first| said.agrees_with(first).err()).unwrap_or_default();
+        format!("{reason}; {}", self.next_step())
     }
 
     fn next_step(&self) -> String {
@@ -139,8 +203,6 @@ fn kept(path: &Path, asked: &str) -> Option<Answer> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    use crate::engine::Content;
 
     fn model(canary: &str) -> config::Model {
         let text =
@@ -229,5 +291,34 @@ mod tests {
             after.inherit(&before);
             assert_eq!(after.known() == Some(CanaryKind::Embedding), is_inherited, "{canary}");
         }
+    }
+
+    fn text(said: &str) -> Answer {
+        Answer { kind: CanaryKind::Completion, content: Content::Text(said.to_owned()) }
+    }
+
+    #[test]
+    fn what_batches_change_is_not_compared() {
+        let mut first = FirstAnswer::of(&model("when = \"beside\""), None);
+        assert_eq!(first.to_be_steadied(), None, "there is no first answer");
+        first.judge(text(" 7, 8, \u{e4}a")).unwrap();
+        assert_eq!((first.to_be_steadied(), first.steady()), (Some(CanaryKind::Completion), None));
+        first.is_being_steadied();
+        assert_eq!(first.to_be_steadied(), None, "it is tried once");
+        first.steadied_by(&[text(" 7, 8, \u{e4}a"), text(" 7, 8, \u{e4}"), text(" 7, 8, \u{fc}b")]);
+        assert_eq!(first.steady(), Some((CanaryKind::Completion, " 7, 8, ".to_owned())));
+        for _ in 0..FAILED_MAX {
+            first.failed_beside();
+        }
+        assert_eq!((first.to_be_steadied(), first.steady()), (None, None));
+        // Nothing in common is nothing to compare with.
+        let mut other = FirstAnswer::of(&model("when = \"beside\""), None);
+        other.judge(text(" one")).unwrap();
+        other.steadied_by(&[text(" two")]);
+        assert_eq!(other.steady(), None);
+        // Another configuration has it before.
+        let mut before = FirstAnswer::of(&model("when = \"before\""), None);
+        before.inherit(&first);
+        assert_eq!((before.to_be_steadied(), before.steady()), (None, None));
     }
 }

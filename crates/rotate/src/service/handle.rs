@@ -5,12 +5,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use poorwill_front::backend::Trial;
+use tokio::sync::{Notify, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
 use super::first_answer::{self, FirstAnswer};
 use crate::config::{self, CanaryKind};
-use crate::engine::{Answer, Engine, EngineError};
+use crate::engine::{Answer, Content, Engine, EngineError};
 use crate::hibernation::{EngineProcesses, HibernateError, Hibernator};
 use crate::measure::{self, Meter};
 use crate::supervise::Supervisor;
@@ -142,7 +144,7 @@ impl EngineHandle {
             Task::Confirm => {
                 self.engine.is_awake().await.map(TaskOutcome::Awake).map_err(|error| error.to_string())
             }
-            Task::Canary => self.check_canary().await.map(TaskOutcome::Canary),
+            Task::Canary | Task::CanaryBeside => self.check_canary(limit).await.map(TaskOutcome::Canary),
             Task::Measure => match self.meter.measure(&self.gpus).await {
                 Ok(memory) => {
                     // What is lent is free where it is needed.
@@ -426,7 +428,7 @@ impl EngineHandle {
     }
 
     /// Whether its answer is right, unless there is none.
-    async fn check_canary(&self) -> Result<Result<(), String>, String> {
+    async fn check_canary(&self, limit: Duration) -> Result<Result<(), String>, String> {
         let known = self.canary().known();
         let mut answer = self.engine.generate(known).await;
         if let Err(error) = &answer
@@ -439,7 +441,68 @@ impl EngineHandle {
             answer = self.engine.generate(None).await;
         }
         let answer = answer.map_err(|error| error.to_string())?;
-        Ok(self.judge(answer).await)
+        let judged = self.judge(answer).await;
+        if judged.is_ok() {
+            self.steady(limit / 4).await;
+        }
+        Ok(judged)
+    }
+
+    /// Whether its canary may run beside requests.
+    pub(super) fn tests_beside(&self) -> bool {
+        self.canary().steady().is_some()
+    }
+
+    /// The canary beside requests, which wait for what `trial` says. Streams begin once it begins right, and wait again
+    /// where it differs. It is right once it has said all that batches do not change.
+    pub(super) async fn test_beside(&self, trial: &watch::Sender<Trial>, limit: Duration) -> TaskOutcome {
+        trial.send_replace(Trial::Open);
+        let known = self.canary().steady();
+        let Some((kind, steady)) = known else {
+            // Another question was configured meanwhile.
+            return self.check_canary(limit).await.map_or_else(TaskOutcome::Failed, TaskOutcome::Canary);
+        };
+        let is_right = |text: &str| text.starts_with(&steady);
+        let whole = Notify::new();
+        let on_text = |text: &str| {
+            let now = if is_right(text) || steady.starts_with(text) { Trial::Begun } else { Trial::Open };
+            trial.send_if_modified(|trial| std::mem::replace(trial, now) != now);
+            if is_right(text) {
+                whole.notify_one();
+            }
+        };
+        let answered = tokio::select! {
+            answered = self.engine.generate_in_parts(kind, &on_text) => answered,
+            () = whole.notified() => return TaskOutcome::Canary(Ok(())),
+        };
+        let text = match answered.map(|answer| answer.content) {
+            Ok(Content::Text(text)) => text,
+            Ok(_) => String::new(),
+            Err(error) => return TaskOutcome::Failed(error.to_string()),
+        };
+        let right = is_right(&text);
+        TaskOutcome::Canary(right.then_some(()).ok_or_else(|| self.canary().differs(&text)))
+    }
+
+    /// Once, finds out how much of a first answer stays the same beside requests, by asking several times at once. What
+    /// cannot be found out in this time leaves the canary before requests.
+    async fn steady(&self, limit: Duration) {
+        let Some(kind) = self.canary().to_be_steadied() else { return };
+        self.canary().is_being_steadied();
+        // One comes as beside requests.
+        let asked = async {
+            let (streamed, ask) =
+                (self.engine.generate_in_parts(kind, &|_| ()), || self.engine.generate(Some(kind)));
+            tokio::try_join!(streamed, ask(), ask())
+        };
+        if let Ok(Ok((one, two, three))) = timeout(limit, asked).await {
+            self.canary().steadied_by(&[one, two, three]);
+        }
+    }
+
+    /// After a canary beside requests that was wrong.
+    pub(super) fn failed_beside(&self) {
+        self.canary().failed_beside();
     }
 
     /// A model's first answer counts as right.
@@ -479,7 +542,7 @@ mod tests {
     use super::*;
     use std::collections::VecDeque;
 
-    use crate::engine::{Content, EngineFuture};
+    use crate::engine::EngineFuture;
     use crate::hibernation::HibernationFuture;
     use crate::measure::{Cleared, Measured};
 
@@ -647,9 +710,9 @@ mod tests {
             (Arc::new(NoMeter), Arc::new(NoHibernator)),
             None,
         );
-        handle.check_canary().await.unwrap().unwrap();
+        handle.check_canary(Duration::from_secs(30)).await.unwrap().unwrap();
         *engine.kind.lock().unwrap() = CanaryKind::Completion;
-        let checked = handle.check_canary().await.unwrap();
+        let checked = handle.check_canary(Duration::from_secs(30)).await.unwrap();
         let asked = std::mem::take(&mut *engine.asked.lock().unwrap());
         (checked, asked)
     }

@@ -34,7 +34,7 @@ pub use self::snapshot::{
     SwapPath, Swapping,
 };
 
-use self::actor::{Actor, Message};
+use self::actor::{Actor, Admitted, Message};
 use self::directory::{AnsweredParts, Directory, Entry, InFlightCount};
 use self::handle::EngineHandle;
 pub(crate) use self::history::LEAVING;
@@ -368,8 +368,11 @@ impl Service {
         let (reply, answer) = oneshot::channel();
         let guard = RequestGuard { request, messages: self.0.messages.clone() };
         self.0.messages.send(Message::Arrived { request, model, priority, reply }).map_err(|_| ending)?;
-        let aborted = answer.await.map_err(|_| ending)??;
-        let admission = Admission::new(aborted, Box::new(guard));
+        let Admitted { aborted, trial } = answer.await.map_err(|_| ending)??;
+        let mut admission = Admission::new(aborted, Box::new(guard));
+        if let Some(trial) = trial {
+            admission = admission.on_trial(trial);
+        }
         let directory = self.0.directory.read().unwrap_or_else(PoisonError::into_inner);
         let answered = directory.entries.get(model.0).map(|entry| entry.answered.counter());
         Ok(match answered {

@@ -1059,3 +1059,32 @@ fn engines_lend_where_gpus_are_measured_by_nvml_or_have_a_folder() {
     let other = refused(&format!("[lend]\n{}", engine("POORWILL_BROKER = \"/other\"")));
     assert!(other.contains("another POORWILL_BROKER"), "{other}");
 }
+
+#[test]
+fn a_canary_runs_beside_requests_where_wakes_compare_bytes() {
+    let is_beside = |lines: &str| parsed(&model(lines)).unwrap().models[0].canary.is_beside;
+    let ours = "command = [\"vllm\"]\nenvironment = { POORWILL_SLEEP_MODE = \"1\" }\n";
+    for (lines, expected) in [
+        (String::new(), false),
+        (ours.to_owned(), true),
+        (ours.replace("\"1\"", "\"0\""), false),
+        ("command = [\"vllm\", \"--sleep-mode-backend\", \"poorwill\"]".to_owned(), true),
+        ("command = [\"vllm\", \"--sleep-mode-backend=poorwill\"]".to_owned(), true),
+        ("command = [\"vllm\", \"--sleep-mode-backend\", \"other\"]".to_owned(), false),
+        (format!("{ours}level = 2"), false),
+        (format!("{ours}[model.canary]\nwhen = \"before\""), false),
+        (format!("{ours}[model.canary]\nexpect = \"3\""), false),
+        (format!("{ours}[model.canary]\nkind = \"embedding\""), false),
+        ("[model.canary]\nwhen = \"beside\"".to_owned(), true),
+    ] {
+        assert_eq!(is_beside(&lines), expected, "{lines}");
+    }
+    for (lines, reason) in [
+        ("level = 2\n[model.canary]\nwhen = \"beside\"", "no wake of it compares its bytes"),
+        ("[model.canary]\nwhen = \"beside\"\nexpect = \"3\"", "compared with the first one"),
+        ("[model.canary]\nwhen = \"during\"", "before"),
+    ] {
+        let error = refused(&model(lines));
+        assert!(error.contains(reason), "{error}");
+    }
+}

@@ -528,6 +528,12 @@ pub(super) fn sections() -> Vec<(&'static str, &'static str, Vec<Key>)> {
                     "length of a completion or a chat's answer, in tokens",
                 ),
                 (
+                    "when",
+                    "`before` or `beside`",
+                    "`beside` where the engine has Poorwill's sleep mode".to_owned(),
+                    "before the first requests after a plain wake at level 1, or beside them, for texts that are compared with the first one: streams wait for its first token then, whole answers for its end, and what a wrong one has begun breaks off; after starts and all other wakes it comes before; Poorwill's sleep mode is seen by `POORWILL_SLEEP_MODE` in `environment`, or by `--sleep-mode-backend poorwill`",
+                ),
+                (
                     "expect",
                     "text",
                     none(),

@@ -114,3 +114,56 @@ fn an_engine_that_ends_in_an_answer_is_replaced() {
     rotator.end();
     fixture.assert_empty();
 }
+
+/// Text and errors of a stream's events.
+fn read_stream(events: &str) -> (String, bool) {
+    let events = events.lines().filter_map(|line| line.strip_prefix("data: "));
+    let events: Vec<serde_json::Value> = events.filter_map(|data| serde_json::from_str(data).ok()).collect();
+    let text = events.iter().filter_map(|event| event["choices"][0]["text"].as_str()).collect();
+    (text, events.iter().any(|event| event["error"]["code"] == "untrue"))
+}
+
+#[test]
+fn a_canary_beside_requests_lets_no_wrong_answer_end_well() {
+    let mut fixture = Fixture::of_two();
+    for model in &mut fixture.models {
+        model.lines = "[model.canary]\nwhen = \"beside\"\n".to_owned();
+    }
+    let truth = fixture.truth("amber", &[PROMPT], fixture::TOKENS).remove(0);
+    let rotator = fixture.start(&[]);
+    for _ in 0..3 {
+        assert_eq!(fixture.say("amber", PROMPT), truth, "{}", rotator.log());
+        fixture.say("birch", PROMPT);
+    }
+    let starts = |name| fixture.now(name)["starts"].as_u64().unwrap();
+    assert_eq!([starts("amber"), starts("birch")], [1, 1], "{}", rotator.log());
+    // Each was asked before its first requests once, behind its start.
+    assert_eq!(
+        rotator.log().matches("stage=\"canary\"").count() + rotator.log().matches("stage=canary").count(),
+        2,
+        "{}",
+        rotator.log()
+    );
+    let key = format!("Bearer {}", fixture::KEY);
+    let body = json!({ "model": "amber", "prompt": PROMPT, "max_tokens": fixture::TOKENS, "stream": true, "temperature": 0 });
+    for nth in 2..5 {
+        // Only its next wake.
+        fixture.models[0].faults(&["gibberish"]);
+        if nth % 2 == 0 {
+            // Nothing of it has passed when the canary differs, so the next engine answers.
+            assert_eq!(fixture.say("amber", PROMPT), truth, "{}", rotator.log());
+        } else {
+            let headers = [("authorization", &*key)];
+            let answer =
+                http::ask(fixture.front, "POST", "/v1/completions", &headers, &body.to_string()).unwrap();
+            let (text, is_untrue) = read_stream(&answer.body);
+            assert!(text == truth || is_untrue, "{answer:?}\n{}", rotator.log());
+            assert_eq!(fixture.say_at_last("amber", PROMPT), truth, "{}", rotator.log());
+        }
+        assert_eq!(starts("amber"), nth, "{}", rotator.log());
+        fixture.say("birch", PROMPT);
+    }
+    assert!(rotator.log().contains("its canary was wrong"), "{}", rotator.log());
+    rotator.end();
+    fixture.assert_empty();
+}

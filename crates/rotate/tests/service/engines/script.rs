@@ -209,7 +209,15 @@ pub(crate) fn completion(text: &str) -> Answer {
 }
 
 fn usual_canary() -> Canary {
-    Canary { kind: None, prompt: String::new(), tokens: 16, expect: None, path: None, hint: None }
+    Canary {
+        kind: None,
+        prompt: String::new(),
+        tokens: 16,
+        expect: None,
+        path: None,
+        is_beside: false,
+        hint: None,
+    }
 }
 
 /// A model whose engine is at `url`.
