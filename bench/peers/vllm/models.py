@@ -187,6 +187,21 @@ def bound(name: str, shape: tuple[int, ...]) -> float:
     return 1.0 if "embed" in name else (3.0 / shape[-1]) ** 0.5
 
 
+def write_tokenizer(path: Path, vocabulary: int) -> None:
+    """A word for each token, so that any text can be asked with, and each token is seen in an answer."""
+    words = {f"w{token}": token for token in range(vocabulary)}
+    tokenizer = {
+        "version": "1.0",
+        **dict.fromkeys(["truncation", "padding", "normalizer", "post_processor", "decoder"]),
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"},
+    }
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0", "model_max_length": 2048}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
 def write_checkpoint(folder: Path, layers: int, seed: int = 7) -> Path:
     """A folder with a checkpoint of random numbers, every tensor another; needs PyTorch, but no GPU."""
     import torch
@@ -214,5 +229,6 @@ def write_checkpoint(folder: Path, layers: int, seed: int = 7) -> Path:
     (path / "model.safetensors.index.json").write_text(
         json.dumps({"metadata": {"total_size": size}, "weight_map": index})
     )
+    write_tokenizer(path, settings["vocab_size"])
     (path / "config.json").write_text(json.dumps(settings))
     return path

@@ -45,10 +45,16 @@ def configuration(options: argparse.Namespace, folder: Path, ports: dict[str, in
             f'[[model]]\nname = "{name}"\nurl = "http://127.0.0.1:{ports[name]}"\nlevel = 1',
             f'served_as = "{name if options.plays else "bench"}"\ncommand = {json.dumps(command)}',
             f"log = {json.dumps(str(folder / f'{name}.log'))}",
-            # A canary asks with text, and these engines have no tokenizer.
-            '[model.canary]\nkind = "none"',
+            canary(options),
         ]
     return "\n".join(filter(None, text)) + "\n"
+
+
+def canary(options: argparse.Namespace) -> str:
+    """A canary asks with text, for which engines need a tokenizer."""
+    kind = '"none"' if options.canary == "none" else '"completion"'
+    when = "" if options.canary == "none" else f'\nwhen = "{options.canary}"'
+    return f"[model.canary]\nkind = {kind}{when}"
 
 
 class Rotation:
@@ -74,7 +80,8 @@ class Rotation:
         if model is not None:
             words = ["--kv-cache-memory-bytes", str(int(self.options.kv_gib * GIB))]
             words += ["--gpu-memory-utilization", str(self.share)]
-            return server_command(model, self.ports[name], words)
+            has_text = self.options.canary != "none"
+            return server_command(model, self.ports[name], words, has_text=has_text)
         words = ["--listen", f"127.0.0.1:{self.ports[name]}", "--model", name]
         words += ["--bytes", f"{STAND_IN_MIB}MiB", "--tokens-per-s", "2000"]
         if self.options.lends:
@@ -120,14 +127,15 @@ class Rotation:
         }
 
     def ask(self, name: str) -> Answer:
-        return self.front.complete(more={"model": name}, limit_s=ANSWER_S)
+        ask = self.front.stream if self.options.stream else self.front.complete
+        return ask(more={"model": name}, limit_s=ANSWER_S)
 
     def take(self, name: str) -> None:
         """One request, held against the first answer."""
         began_ms = time.time_ns() // 1_000_000
         answer = self.ask(name)
         right = said(answer) == self.truth[name]
-        self.taken.append(Taken(name, began_ms, time.time_ns() // 1_000_000, right))
+        self.taken.append(Taken(name, began_ms, time.time_ns() // 1_000_000, right, answer.first_s))
         if not right:
             self.wrong.append({"model": name, **answer.brief()})
         self.look()

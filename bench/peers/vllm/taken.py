@@ -25,6 +25,7 @@ class Taken:
     began_ms: int
     ended_ms: int
     right: bool
+    first_s: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -78,6 +79,8 @@ def summary(taken: list[Taken], swaps: list[dict]) -> dict:
         "request_s": spread(one.seconds for one in taken),
         "with_swap_s": spread(one.seconds for one in swapped),
         "without_swap_s": spread(one.seconds for one in others),
+        "first_token_with_swap_s": spread(one.first_s for one in swapped if one.first_s),
+        "first_token_without_swap_s": spread(one.first_s for one in others if one.first_s),
         "swaps": len(swaps),
         "paths": dict(Counter(swap["path"] for swap in swaps)),
         "coming_s": spread(swap["total_s"] for swap in swaps),

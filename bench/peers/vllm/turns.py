@@ -7,6 +7,7 @@ Prints JSON lines; the line `turns` has the figures.
     turns.py --mode poorwill-lending --models FOLDER   # what sleeps stays on the card until others need it
     turns.py --mode poorwill --models FOLDER           # what sleeps is released
     turns.py --mode cumem --models FOLDER              # vLLM's own sleep mode
+    turns.py --mode poorwill --models FOLDER --stream --canary beside   # until the first token
     turns.py --mode stand-in-lending --seconds 10      # simulated engines, without a GPU; stand-in as well
 
 Engines serve checkpoints of random numbers. FOLDER keeps them for the next run.
@@ -143,6 +144,8 @@ def parsed(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--zipf", type=float, default=1.0, help="the law's exponent; 0 draws evenly")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=1)
+    parser.add_argument("--canary", choices=["none", "before", "beside"], default="none")
+    parser.add_argument("--stream", action="store_true", help="answers come token by token")
     parser.add_argument("--limit-s", type=float, default=560, help="for everything; turns are cut before it")
     options = parser.parse_args(given)
     if options.engines < 1 or options.clients < 1 or min(options.gib, options.kv_gib, options.fit) <= 0:

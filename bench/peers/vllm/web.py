@@ -30,6 +30,8 @@ class Answer:
     status: int
     text: str
     seconds: float
+    first_s: float | None = None
+    """Until the first token of a stream."""
 
     @property
     def good(self) -> bool:
@@ -92,6 +94,12 @@ class Pending(threading.Thread):
         return self.answer or Answer(0, f"timed out after {seconds:.0f} s more", seconds)
 
 
+def completion(tokens: int, more: dict | None) -> dict:
+    """What is asked for greedy tokens of the prompt."""
+    asked = {"model": "bench", "prompt": PROMPT, "max_tokens": tokens, "temperature": 0}
+    return {**asked, "ignore_eos": True, "return_token_ids": True, **(more or {})}
+
+
 class Client:
     """Asks a server at a port of this machine."""
 
@@ -125,17 +133,36 @@ class Client:
         self, tokens: int = NEW_TOKENS, *, stream: bool = False, limit_s=REQUEST_S, more: dict | None = None
     ) -> Answer:
         """Greedy tokens of the prompt; `more` is what else is asked."""
-        body = {
-            "model": "bench",
-            "prompt": PROMPT,
-            "max_tokens": tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "return_token_ids": True,
-            "stream": stream,
-            **(more or {}),
-        }
-        return self.ask("/v1/completions", body, limit_s=limit_s)
+        return self.ask("/v1/completions", completion(tokens, more) | {"stream": stream}, limit_s=limit_s)
+
+    def stream(self, tokens: int = NEW_TOKENS, *, limit_s=REQUEST_S, more: dict | None = None) -> Answer:
+        """The same in a stream; its answer is what one without a stream would be."""
+        body = completion(tokens, more) | {"stream": True}
+        request = urllib.request.Request(
+            self.base + "/v1/completions",
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        start, first_s, whole = time.monotonic(), None, {"text": "", "token_ids": [], "finish_reason": None}
+        try:
+            with urllib.request.urlopen(request, timeout=limit_s) as response:
+                for line in response:
+                    event = json.loads(line[5:]) if line.startswith(b"data: {") else None
+                    if event is None:
+                        continue
+                    if "error" in event:
+                        return Answer(503, line.decode(), round(time.monotonic() - start, 3), first_s)
+                    first_s = first_s or round(time.monotonic() - start, 4)
+                    choice = event["choices"][0] if event["choices"] else {}
+                    whole["text"] += choice.get("text", "")
+                    whole["token_ids"] += choice.get("token_ids") or []
+                    whole["finish_reason"] = choice.get("finish_reason") or whole["finish_reason"]
+        except urllib.error.HTTPError as error:
+            return Answer(error.code, error.read().decode(errors="replace"), time.monotonic() - start)
+        except Exception as error:  # a connection that is lost, or half an answer
+            return Answer(0, f"{type(error).__name__}: {error}", round(time.monotonic() - start, 3), first_s)
+        whole["token_ids"] = whole["token_ids"] or None
+        return Answer(200, json.dumps({"choices": [whole]}), round(time.monotonic() - start, 3), first_s)
 
     def sleep(self, level: int | str = 1, mode: str | None = None, limit_s=REQUEST_S) -> Answer:
         return self.ask(f"/sleep?level={level}" + (f"&mode={mode}" if mode else ""), limit_s=limit_s)
@@ -179,13 +206,14 @@ def free_port() -> int:
             return port
 
 
-def server_command(model: Path, port: int, more: list[str]) -> list[str]:
+def server_command(model: Path, port: int, more: list[str], *, has_text: bool = False) -> list[str]:
     """`vllm serve` without what that needs beyond the server: its other commands import more."""
     return [
         *[sys.executable, "-m", "vllm.entrypoints.openai.api_server"],
         *["--model", str(model), "--served-model-name", "bench"],
         *["--host", "127.0.0.1", "--port", str(port)],
-        *["--enable-sleep-mode", "--skip-tokenizer-init", "--generation-config", "vllm"],
+        *["--enable-sleep-mode", "--generation-config", "vllm"],
+        *([] if has_text else ["--skip-tokenizer-init"]),
         *["--dtype", "bfloat16", "--seed", "0", "--max-model-len", "2048", "--max-num-seqs", "16"],
         *["--no-enable-prefix-caching", "--enforce-eager"],
         *more,
