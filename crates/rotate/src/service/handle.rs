@@ -498,6 +498,12 @@ impl EngineHandle {
         if let Ok(Ok((one, two, three))) = timeout(limit, asked).await {
             self.canary().steadied_by(&[one, two, three]);
         }
+        if !self.tests_beside() {
+            tracing::warn!(
+                model = self.model,
+                "its answers in a batch differ, or are late: its canary stays before requests"
+            );
+        }
     }
 
     /// After a canary beside requests that was wrong.
