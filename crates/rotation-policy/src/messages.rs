@@ -159,7 +159,7 @@ pub enum Task {
     Confirm,
     /// Generate the canary's answer and compare it. Records a model's first answer.
     Canary,
-    /// The same beside requests, with a report as soon as it begins right. Follows [`Effect::Run`] only.
+    /// The same beside the requests of a ready model.
     CanaryBeside,
     /// Measure free memory on its GPUs.
     Measure,

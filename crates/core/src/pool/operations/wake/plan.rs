@@ -18,8 +18,8 @@ pub(in crate::pool) struct WakePlan {
     pub(super) tags: Vec<TagKey>,
     pub(super) names: Vec<Tag>,
     pub(super) already_awake: Vec<Tag>,
-    /// Every chunk that holds a block, by segment and address. Segments with backups come first, of these the ones that
-    /// lack a chunk: copying into them hides the mapping of the rest.
+    /// Every chunk that holds a block, by segment and address. Chunks with backups come first: copying into them hides
+    /// the mapping of the rest.
     pub(super) mappings: Vec<Mapping>,
     pub(super) fillings: Vec<Filling>,
     /// Wakes of each tag so far, for the sample that is compared.
@@ -54,12 +54,12 @@ impl PoolState {
             let tag = self.heap().segments().tag_of(key);
             tag.is_none_or(|tag| self.tags().get(tag).state() != TagState::AsleepBackedUp)
         };
-        let absent = mappings.iter().filter(|mapping| mapping.is_absent());
-        let lacking: HashSet<SegmentKey> = absent.map(|mapping| mapping.segment).collect();
-        let turn = |key: SegmentKey| (is_dropped(key), !lacking.contains(&key), key);
-        mappings.sort_by_cached_key(|mapping: &Mapping| (turn(mapping.segment), mapping.range.addr));
-        fillings
-            .sort_by_cached_key(|(key, filling): &(SegmentKey, Filling)| (turn(*key), filling.range.addr));
+        mappings.sort_by_cached_key(|mapping: &Mapping| {
+            (is_dropped(mapping.segment), mapping.segment, mapping.range.addr)
+        });
+        fillings.sort_by_cached_key(|(key, filling): &(SegmentKey, Filling)| {
+            (is_dropped(*key), *key, filling.range.addr)
+        });
         let mut mapping = 0;
         let fillings = fillings.into_iter().map(|(key, mut filling)| {
             let last_byte = filling.end(self.heap().shape().granule_bytes) - 1;
