@@ -82,11 +82,15 @@ impl PoolState {
     }
 
     /// Whether the next sleep finds the backups of a tag that sleeps. Of a dropped one, bytes beside the kept ones are
-    /// written in the same granules, whatever was promised of its changes.
+    /// written in the same granules, whatever was promised of its changes. So they have to be compared.
     pub(super) fn serves_on(&self, tag: TagKey) -> bool {
         let entry = self.tags().get(tag);
-        let is_whole = entry.state() != TagState::AsleepDropped;
-        self.heap().shape().keep_backups && entry.changes() != Changes::Volatile && is_whole
+        let changes = entry.changes();
+        let is_found = match entry.state() {
+            TagState::AsleepDropped => changes == Changes::Compared,
+            _ => changes != Changes::Volatile,
+        };
+        self.heap().shape().keep_backups && is_found
     }
 
     fn plan_tag(&self, tag: TagKey, mappings: &mut Vec<Mapping>, fillings: &mut Vec<(SegmentKey, Filling)>) {
