@@ -1,5 +1,6 @@
 //! Tables of the policy under traffic, in virtual time: `turns` compares rules over ten models, `hibernation` over twenty,
-//! and `starts` over six that are stopped and started. They take minutes; docs/benchmarks has them.
+//! `starts` over six that are stopped and started, and `slices` over ten with long answers. They take minutes;
+//! docs/benchmarks has them.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,8 +15,8 @@ use std::time::Duration;
 use poorwill_rotation_policy::Rules;
 
 use compared::{
-    ALONE, CONFIGURED_MIB, MEASURED_MIB, MIXED, Outcome, Run, by_cost, by_time, hibernates, outcome,
-    six_started, twenty_models,
+    ALONE, CONFIGURED_MIB, MEASURED_MIB, MIXED, Outcome, Run, by_cost, by_slices, by_time, hibernates,
+    long_answers, outcome, six_started, twenty_models,
 };
 use machine::Traffic;
 
@@ -26,9 +27,10 @@ fn main() -> ExitCode {
         ["turns"] => table_of_turns(),
         ["hibernation"] => table_of_hibernation(),
         ["starts"] => table_of_starts(),
-        [] => println!("name a table: `turns`, `hibernation` or `starts`"),
+        ["slices"] => table_of_slices(),
+        [] => println!("name a table: `turns`, `hibernation`, `starts` or `slices`"),
         _ => {
-            eprintln!("there are three tables, one at a time: `turns`, `hibernation` and `starts`");
+            eprintln!("there are four tables, one at a time: `turns`, `hibernation`, `starts` and `slices`");
             return ExitCode::from(2);
         }
     }
@@ -103,6 +105,30 @@ fn table_of_starts() {
                 wait(50),
                 wait(99),
                 wait(100)
+            );
+        }
+    }
+}
+
+fn table_of_slices() {
+    let run = Run { traces: 10, time: Duration::from_secs(1800) };
+    println!(
+        "| requests/s | rules | answered | refused | aborted | served/s | in swaps | wait p50 | p99 | largest gap |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|---|");
+    for per_second in [0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4] {
+        for (name, change) in [("by cost", by_cost as fn(&mut Rules)), ("slices of 2 s", by_slices)] {
+            let of = long_answers(per_second, run, change);
+            println!(
+                "| {per_second} | {name} | {} | {} | {} | {:.2} | {:.3} | {:.1} | {:.1} | {:.1} |",
+                of.answered,
+                of.refused,
+                of.aborted,
+                of.served.as_secs_f64() / (10.0 * 1800.0),
+                of.in_swaps,
+                of.wait(50).as_secs_f64(),
+                of.wait(99).as_secs_f64(),
+                of.largest_gap.as_secs_f64()
             );
         }
     }

@@ -187,14 +187,23 @@ impl Policy {
 
     pub(super) fn evict(&mut self, id: usize) {
         self.models[id].is_displaced = self.models[id].rules.preload;
-        self.leave(id, Leave::Sleep);
+        self.leave(id, Leave::Cut);
     }
 
-    /// Stops admitting requests, and leaves when the running ones have ended.
+    /// Stops admitting requests, and leaves when the running ones have ended, or are kept.
     pub(super) fn leave(&mut self, id: usize, then: Leave) {
         let model = &self.models[id];
-        let then = if then == Leave::Sleep && !model.rules.can_sleep { Leave::Stop } else { then };
-        let until = self.now.after(model.rules.limits.drain);
+        let cuts = model.slice(self.now).is_some();
+        let is_stalled = then == Leave::Cut && cuts && self.is_stalled(id);
+        let model = &self.models[id];
+        let (then, drain) = match then {
+            Leave::Cut if is_stalled => (Leave::Sleep, Duration::ZERO),
+            Leave::Cut if cuts => (then, Duration::ZERO),
+            Leave::Sleep | Leave::Cut if !model.rules.can_sleep => (Leave::Stop, model.rules.limits.drain),
+            Leave::Cut => (Leave::Sleep, model.rules.limits.drain),
+            _ => (then, model.rules.limits.drain),
+        };
+        let until = self.now.after(drain);
         self.models[id].move_begins(Move::Drain, self.now);
         self.enter(id, Stage::Draining { until, was_aborted: false, then });
     }
@@ -345,6 +354,10 @@ impl Policy {
         let model = &self.models[id];
         let Stage::Ready { since } = model.stage else { return None };
         let settled = since.after(model.rules.residence_min);
+        if model.is_on_trial() && model.slice(self.now).is_some() {
+            // It leaves after that, and has admitted what waits.
+            return None;
+        }
         let turn_over = self.turn_over_at(id, since, claim);
         // A steady client is idle between two requests.
         let idled_out = model.last_used.after(model.grace());
@@ -377,7 +390,11 @@ impl Policy {
     /// When its turn ends if it has requests, and is awake since then.
     fn turn_over_at(&self, id: usize, since: Time, claim: Claim) -> Time {
         let model = &self.models[id];
-        let turn_max = model.rules.turn_max.saturating_sub(claim.lead_over(model.rules.priority));
+        let lead = claim.lead_over(model.rules.priority);
+        if let Some(slice) = model.slice(self.now) {
+            return since.after(slice.saturating_sub(lead).max(model.slice_min(self.now)));
+        }
+        let turn_max = model.rules.turn_max.saturating_sub(lead);
         if model.rules.turn_per_swap == 0 {
             return claim.since.after(turn_max);
         }
@@ -393,7 +410,7 @@ impl Policy {
     /// Requests that wait for other models on its GPUs.
     fn waiting_beside(&self, id: usize) -> usize {
         let waits = |other: &usize| !self.models[*other].is_ready() && self.share(id, *other);
-        (0..self.models.len()).filter(waits).map(|other| self.models[other].queue.len()).sum()
+        (0..self.models.len()).filter(waits).map(|other| self.models[other].waiting()).sum()
     }
 
     /// When it leaves because it is idle.

@@ -17,12 +17,16 @@ impl Policy {
         let is_repeated = wakes && std::mem::take(&mut model.repeats_wake);
         let limit = if wakes { model.rules.limits.wake } else { model.rules.limits.sleep };
         let until = self.now.after(limit.max(LEAST));
-        ControlCall { wanted, free, counts_stops: false, until, is_repeated }
+        ControlCall { wanted, free, counts_stops: false, until, is_repeated, keeps: false }
     }
 
     pub(super) fn fall_asleep(&mut self, id: usize, before: Vec<u64>, is_repeated: bool) {
+        let keeps = self.models[id].running > 0;
+        if keeps {
+            self.keep_running(id);
+        }
         let call = self.control_call(id, EngineState::Asleep, before);
-        self.begin(id, Step::Sleep(ControlCall { is_repeated, ..call }));
+        self.begin(id, Step::Sleep(ControlCall { is_repeated, keeps, ..call }));
     }
 
     pub(super) fn slept_as_asked(&mut self, id: usize, before: Vec<u64>) {
@@ -47,6 +51,8 @@ impl Policy {
             } else {
                 self.slept_as_asked(id, call.free);
             }
+        } else if found == old && call.keeps {
+            self.not_kept(id, &reason, false);
         } else if found == old && !call.is_repeated && self.now < call.until {
             self.report_failed(id, &format!("{reason}; it is asked once more"));
             if !call.wakes() {

@@ -33,6 +33,9 @@
 //! - Awake models with requests stay for at most `turn_max` while others wait, so that ABCABC becomes AABBCC. A turn
 //!   admits what waits, up to `running_max`. Such a request waits at most for a turn of each other model, with its last
 //!   requests and its swap.
+//! - Where [`slice_max`](Rules::slice_max) is set, a turn ends in the middle of answers. Its engine keeps the running
+//!   requests in its sleep, and they wait for its next wake like new ones. Each such cut ends in one [`Effect::Tested`] or
+//!   [`Effect::Abort`].
 //! - A turn ends earlier when more requests wait for others than the model has itself. But it lasts for `turn_per_swap`
 //!   times what its swap takes.
 //! - An idle model leaves at once, or after `grace` if its pauses are usually shorter. Where several models queue for
@@ -54,8 +57,10 @@
 
 mod choose;
 mod control;
+mod cut;
 mod demand;
 mod hibernate;
+mod kept;
 mod look_count;
 mod looks;
 mod messages;
@@ -82,6 +87,7 @@ pub use self::stage::StageName;
 pub use self::time::Time;
 
 use self::demand::Demand;
+use self::kept::Kept;
 use self::look_count::{GivenUp, Looks};
 use self::need_seen::Need;
 use self::queue::{Claim, Queue};
@@ -95,14 +101,23 @@ pub struct Policy {
     free: Vec<Option<u64>>,
     /// The same of all its memory.
     total: Vec<Option<u64>>,
-    /// The model of each request, and whether it runs.
-    requests: BTreeMap<RequestId, (usize, bool)>,
+    requests: BTreeMap<RequestId, Known>,
     now: Time,
     next_op: u64,
     is_ending: bool,
     /// Counts changes that may let another model continue.
     changes: u64,
     out: Vec<Effect>,
+}
+
+/// A request.
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    /// Its model.
+    id: usize,
+    is_running: bool,
+    /// With that of its model.
+    priority: i32,
 }
 
 /// The state of a model.
@@ -120,6 +135,8 @@ pub struct Status {
     pub queued: usize,
     /// Running requests.
     pub running: usize,
+    /// Those of them that its engine keeps in its sleep.
+    pub kept: usize,
     /// What a sleep releases on each of its GPUs, once measured.
     pub held_bytes: Option<Vec<u64>>,
     /// What a hibernation releases on each of its GPUs beyond that, once measured.
@@ -158,6 +175,9 @@ struct ModelState {
     selected_at: Time,
     queue: Queue,
     running: usize,
+    kept: Kept,
+    /// When something of an answer came last, or a request ended.
+    flowed_at: Time,
     last_used: Time,
     /// When a command asked for a wake.
     wake_requested: Option<Time>,
@@ -186,6 +206,8 @@ struct ModelState {
     moving: Option<(Move, Time)>,
     failures: u32,
     was_restarted: bool,
+    /// Whether it was to be stopped, and that failed.
+    is_to_stop: bool,
     tries: u32,
     /// Whether its next wake is the second call for it.
     repeats_wake: bool,
@@ -277,7 +299,9 @@ impl Policy {
             });
             let op = model.op.map(|op| op.deadline);
             let hibernates = self.hibernates_at(id);
-            let others = [oldest, of_stage, op, self.idled_out_at(id), hibernates, model.no_memory_until];
+            let kept = self.kept_until(id);
+            let others =
+                [oldest, of_stage, op, self.idled_out_at(id), hibernates, model.no_memory_until, kept];
             others.into_iter().flatten().chain(turns)
         };
         (0..self.models.len()).flat_map(of_model).filter(|at| *at > self.now).min()
@@ -293,6 +317,7 @@ impl Policy {
             is_pinned: model.is_pinned,
             queued: model.queue.len(),
             running: model.running,
+            kept: model.kept(),
             held_bytes: model.held.clone(),
             residue_bytes: model.hibernation.residue.clone(),
             can_hibernate: model.can_hibernate(),
@@ -349,6 +374,7 @@ impl Policy {
         let gpus = mem::take(&mut model.rules.gpus);
         model.rules = Rules { gpus, ..rules.clone() };
         model.hibernation.impossible = None;
+        model.kept.forget();
         self.changes += 1;
     }
 
@@ -356,6 +382,20 @@ impl Policy {
     pub fn set_canary_beside(&mut self, model: ModelId, may: bool) {
         if let Some(model) = self.models.get_mut(model.0) {
             model.canary_beside = may;
+        }
+    }
+
+    /// Whether a model's canary can be judged beside requests that its engine kept. At first it can.
+    pub fn set_keeps(&mut self, model: ModelId, may: bool) {
+        if let Some(model) = self.models.get_mut(model.0) {
+            model.kept.set_forbidden(!may);
+        }
+    }
+
+    /// Something of a model's answers has come.
+    pub fn flowed(&mut self, model: ModelId, now: Time) {
+        if let Some(model) = self.models.get_mut(model.0) {
+            model.flows(now);
         }
     }
 
@@ -469,17 +509,21 @@ impl Policy {
         model.demand.arrived(self.now);
         let priority = model.rules.priority.saturating_add(priority);
         model.queue.push(request, Claim { since: self.now, priority });
-        self.requests.insert(request, (id, false));
+        self.requests.insert(request, Known { id, is_running: false, priority });
     }
 
     fn left(&mut self, request: RequestId) {
-        let Some((id, is_running)) = self.requests.remove(&request) else { return };
+        let Some(Known { id, is_running, .. }) = self.requests.remove(&request) else { return };
         let model = &mut self.models[id];
         if is_running {
             model.running -= 1;
             model.last_used = self.now;
+            model.flows(self.now);
         } else {
             model.queue.remove(request);
+        }
+        if model.running == 0 {
+            model.kept.end();
         }
         if model.is_idle() {
             model.demand.became_idle(self.now);
@@ -493,9 +537,14 @@ impl Policy {
             let model = &mut self.models[id];
             while model.is_ready() && model.running < model.running_max() {
                 let Some(request) = model.queue.pop() else { break };
+                if model.running == 0 {
+                    model.flows(now);
+                }
                 model.running += 1;
                 model.last_used = now;
-                self.requests.insert(request, (id, true));
+                if let Some(known) = self.requests.get_mut(&request) {
+                    known.is_running = true;
+                }
                 self.out.push(Effect::Admit { request, model: ModelId(id) });
             }
             while let Some(request) = model.queue.pop_late(now, model.rules.wait_max) {
@@ -503,6 +552,8 @@ impl Policy {
                 let refusal = Refusal::WaitedTooLong;
                 self.out.push(Effect::Refuse { request, model: ModelId(id), refusal });
             }
+            self.drop_kept_if_late(id);
+            let model = &mut self.models[id];
             // No request waits any more, and nothing was begun.
             if !model.is_wanted() && model.activation().is_some() {
                 // Its next wake is a first one.
@@ -513,6 +564,7 @@ impl Policy {
     }
 
     fn refuse_all(&mut self, id: usize, refusal: Refusal) {
+        self.drop_kept(id);
         let model = &mut self.models[id];
         (model.is_selected, model.wake_requested, model.is_displaced) = (false, None, false);
         model.stop_preloading();
@@ -591,10 +643,16 @@ impl Policy {
         if !self.models[id].rules.can_restart {
             return self.report_failed(id, "it cannot be restarted here");
         }
+        let drain = self.models[id].rules.limits.drain;
         match &mut self.models[id].stage {
             Stage::Ready { .. } => self.leave(id, Leave::Restart),
             // Its requests keep their deadline.
-            Stage::Draining { then, .. } => *then = Leave::Restart,
+            Stage::Draining { until, then, .. } => {
+                if *then == Leave::Cut {
+                    *until = self.now.after(drain);
+                }
+                *then = Leave::Restart;
+            }
             Stage::Asleep | Stage::Hibernating | Stage::Quarantined { .. } => {
                 self.begin(id, Step::Stop(Then::Cold));
             }

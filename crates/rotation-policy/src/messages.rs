@@ -101,7 +101,7 @@ pub enum Look {
 /// The result of a task.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TaskOutcome {
-    /// Of [`Task::Start`], [`Task::Stop`], [`Task::Sleep`], [`Task::Hibernate`], [`Task::Resume`] and [`Task::Wake`].
+    /// Of [`Task::Start`], [`Task::Stop`], [`Task::Sleep`], [`Task::SleepKeeping`], [`Task::Hibernate`], [`Task::Resume`] and [`Task::Wake`].
     Done,
     /// Of [`Task::Probe`].
     Probed(EngineState),
@@ -119,7 +119,8 @@ pub enum TaskOutcome {
     /// Failure or timeout, with the cause.
     Failed(String),
     /// Of [`Task::Start`]: a failure that another start cannot mend, with the cause. Of [`Task::Hibernate`]: this engine
-    /// cannot hibernate, and nothing has changed.
+    /// cannot hibernate, and nothing has changed. Of [`Task::SleepKeeping`]: this engine cannot keep requests, and they go
+    /// on.
     Unsupported(String),
 }
 
@@ -149,6 +150,8 @@ pub enum Task {
     Stop,
     /// Put it to sleep.
     Sleep,
+    /// The same with its running requests, which go on after its next wake.
+    SleepKeeping,
     /// Take its processes off their GPUs while it sleeps.
     Hibernate,
     /// Put its processes back. It sleeps on.
@@ -184,7 +187,9 @@ pub enum Effect {
         /// The cause.
         refusal: Refusal,
     },
-    /// The canary beside its requests is over. What they were answered is as good as that.
+    /// Hold back what the running requests of a model are answered, until [`Effect::Tested`].
+    Kept(ModelId),
+    /// Its canary is over. What its requests were answered is as good as that.
     Tested {
         /// Its model.
         model: ModelId,
@@ -271,6 +276,13 @@ pub enum Event {
         /// For each of its GPUs.
         held_bytes: Vec<u64>,
     },
+    /// Its turn ends, and its engine keeps what runs.
+    Kept {
+        /// How many requests.
+        requests: usize,
+    },
+    /// Its canary beside requests was right.
+    Tested,
     /// It was seen to need more than was known.
     Grew {
         /// The known need before, on each of its GPUs.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::demand::Demand;
+use super::kept::Kept;
 use super::look_count::{GivenUp, Looks};
 use super::need_seen::Need;
 use super::queue::{Claim, Queue};
@@ -22,6 +23,8 @@ impl ModelState {
             selected_at: Time::ZERO,
             queue: Queue::default(),
             running: 0,
+            kept: Kept::default(),
+            flowed_at: Time::ZERO,
             last_used: Time::ZERO,
             wake_requested: None,
             is_pinned,
@@ -40,6 +43,7 @@ impl ModelState {
             moving: None,
             failures: 0,
             was_restarted: false,
+            is_to_stop: false,
             tries: 0,
             repeats_wake: false,
             slept_by_memory: false,
@@ -173,13 +177,14 @@ impl ModelState {
 
     /// Since when a request or command waits for it.
     pub(super) fn waiting_since(&self) -> Option<Time> {
-        self.queue.oldest().into_iter().chain(self.wake_requested).min()
+        self.queue.oldest().into_iter().chain(self.wake_requested).chain(self.kept.since()).min()
     }
 
     /// What is served first of all that waits for it.
     pub(super) fn claim(&self) -> Option<Claim> {
         let command = self.wake_requested.map(|since| Claim { since, priority: self.rules.priority });
-        self.queue.first().into_iter().chain(command).min_by_key(|claim| claim.rank())
+        let others = command.into_iter().chain(self.kept.claim());
+        self.claim_of_queue().into_iter().chain(others).min_by_key(|claim| claim.rank())
     }
 
     pub(super) fn activation(&self) -> Option<Activation> {

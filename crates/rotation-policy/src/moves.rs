@@ -63,6 +63,10 @@ impl Policy {
         if matches!(step, Step::Before | Step::BeforeHibernation | Step::BeforeStop | Step::FindMemory(_)) {
             model.is_disturbed = is_disturbed;
         }
+        if matches!(step, Step::Stop(_) | Step::BeforeStop | Step::BeforeHibernation) {
+            self.drop_kept(id);
+        }
+        let model = &mut self.models[id];
         match &step {
             Step::FindMemory(up) => model.move_begins(Move::Come(*up), self.now),
             Step::Before | Step::BeforeStop => model.move_begins(Move::Leave, self.now),
@@ -71,6 +75,7 @@ impl Policy {
         }
         self.give_up_op(id);
         if self.is_ending {
+            self.drop_kept(id);
             return self.enter(id, Stage::Unknown);
         }
         let began = self.now;
@@ -100,7 +105,7 @@ impl Policy {
         if let Some(op) = self.models[id].op.take() {
             self.out.push(Effect::Cancel(op.id));
             if is_trial {
-                self.out.push(Effect::Tested { model: ModelId(id), is_right: false });
+                self.tested(id, false);
             }
         }
     }
@@ -149,7 +154,7 @@ impl Policy {
                 return;
             }
             return match then {
-                Leave::Sleep => self.begin(id, Step::Before),
+                Leave::Sleep | Leave::Cut => self.begin(id, Step::Before),
                 Leave::Stop => self.begin(id, Step::BeforeStop),
                 Leave::Restart => self.begin(id, Step::Stop(Then::Again)),
                 Leave::Failed => self.end_failed(id),
@@ -157,6 +162,13 @@ impl Policy {
         }
         // A whole answer may wait for the canary alone.
         if now < until || model.is_on_trial() {
+            return;
+        }
+        if then == Leave::Cut {
+            if !self.is_other_moving(id) {
+                self.models[id].move_ended(Move::Drain, now);
+                self.begin(id, Step::Before);
+            }
             return;
         }
         if was_aborted {
@@ -241,6 +253,9 @@ impl Policy {
                 self.engine_failed(id, &format!("its canary was wrong: {reason}"));
             }
             (Step::Sleep(call), TaskOutcome::Done) => self.slept_as_asked(id, call.free),
+            (Step::Sleep(call), TaskOutcome::Unsupported(reason)) if call.keeps => {
+                self.not_kept(id, &reason, true);
+            }
             (Step::Inquire(inquiry), TaskOutcome::Probed(found)) => self.inquired(id, inquiry, found),
             (Step::Hibernate { before }, TaskOutcome::Done) => {
                 self.begin(id, Step::AfterHibernation { before, last: None });
@@ -276,6 +291,9 @@ impl Policy {
             Step::Learn { activated } => {
                 self.learn(id, activated, free);
                 self.ready(id);
+            }
+            Step::Before if self.is_ending && self.models[id].running > 0 => {
+                self.enter(id, Stage::Ready { since: self.now });
             }
             Step::Before => {
                 self.measured(id, free);
@@ -341,7 +359,12 @@ impl Policy {
 
     fn probed(&mut self, id: usize, probed: EngineState) {
         match probed {
+            // It may hold its memory, whatever it says.
+            state if state != EngineState::Gone && self.models[id].is_to_stop => {
+                self.begin(id, Step::Stop(Then::Cold));
+            }
             EngineState::Gone => {
+                self.models[id].is_to_stop = false;
                 self.discard_measurements(id);
                 if self.models[id].rules.can_restart {
                     self.enter(id, Stage::Cold);
@@ -457,7 +480,8 @@ impl Policy {
         let is_one = |other: &usize| {
             let model = &self.models[*other];
             let can_go = model.rules.can_restart && !model.is_selected && model.op.is_none();
-            *other != id && self.share(id, *other) && model.stage == Stage::Asleep && can_go
+            let rests = model.stage == Stage::Asleep && model.kept.since().is_none();
+            *other != id && self.share(id, *other) && rests && can_go
         };
         (0..self.models.len()).filter(is_one).min_by_key(|other| self.models[*other].last_used)
     }
@@ -520,6 +544,7 @@ impl Policy {
     }
 
     fn stopped(&mut self, id: usize, then: Then) {
+        self.models[id].is_to_stop = false;
         self.count_for_wakes(id);
         self.discard_measurements(id);
         match then {
@@ -578,7 +603,7 @@ impl Policy {
             Step::Learn { .. } => self.ready(id),
             Step::Stop(_) => {
                 self.report_failed(id, reason);
-                self.models[id].failures += 1;
+                (self.models[id].failures, self.models[id].is_to_stop) = (self.models[id].failures + 1, true);
                 self.quarantine(id);
             }
             _ => self.engine_failed(id, reason),
@@ -713,6 +738,7 @@ impl Policy {
         (model.wake_requested, model.is_preloading, model.last_used) = (None, false, now);
         model.hibernation.is_requested = false;
         self.enter(id, Stage::Ready { since: now });
+        self.goes_on(id);
         if sleeps {
             self.leave(id, Leave::Sleep);
         } else {
@@ -739,9 +765,11 @@ impl Policy {
 
     /// After its engine changed.
     pub(super) fn discard_measurements(&mut self, id: usize) {
+        self.drop_kept(id);
         let model = &mut self.models[id];
         (model.held, model.min_release, model.slept_by_memory) = (None, None, false);
         model.hibernation.forget();
+        model.kept.forget();
         for gpu in &model.rules.gpus {
             self.free[gpu.0] = None;
         }
@@ -765,7 +793,7 @@ fn limit_of(limits: &Limits, step: &Step, now: Time) -> Duration {
         Task::Probe => limits.probe,
         Task::Start => limits.start,
         Task::Stop => limits.stop,
-        Task::Sleep | Task::Hibernate => limits.sleep,
+        Task::Sleep | Task::SleepKeeping | Task::Hibernate => limits.sleep,
         Task::Wake | Task::Resume => limits.wake,
         Task::Confirm => limits.confirm,
         Task::Canary | Task::CanaryBeside => limits.canary,

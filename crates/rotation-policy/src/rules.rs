@@ -52,6 +52,9 @@ pub struct Rules {
     pub grace: Duration,
     /// How long other models wait while this one has requests.
     pub turn_max: Duration,
+    /// How long a turn lasts at most while others wait, if the engine keeps its running requests in a sleep. `None`: it does
+    /// not, and they end before it leaves.
+    pub slice_max: Option<Duration>,
     /// Most waiting requests.
     pub queue_max: usize,
     /// How long a request may wait.
@@ -143,6 +146,7 @@ impl Rules {
             turn_per_swap: 3,
             grace: Duration::from_millis(500),
             turn_max: Duration::from_secs(10),
+            slice_max: None,
             queue_max: 256,
             wait_max: Duration::from_secs(120),
             running_max: 256,

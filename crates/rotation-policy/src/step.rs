@@ -35,6 +35,8 @@ pub(super) enum Stage {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Leave {
     Sleep,
+    /// With the requests that run, which its engine keeps.
+    Cut,
     Stop,
     Restart,
     /// It failed while it was ready, which is reported already.
@@ -103,6 +105,8 @@ pub(super) struct ControlCall {
     pub(super) counts_stops: bool,
     pub(super) until: Time,
     pub(super) is_repeated: bool,
+    /// Whether the engine keeps its running requests in this sleep.
+    pub(super) keeps: bool,
 }
 
 /// A call that failed, and why.
@@ -184,6 +188,7 @@ impl Step {
             Self::Start { .. } => Task::Start,
             Self::Confirm { .. } => Task::Confirm,
             Self::Canary { .. } => Task::Canary,
+            Self::Sleep(call) if call.keeps => Task::SleepKeeping,
             Self::Sleep(_) => Task::Sleep,
             Self::Stop(_) => Task::Stop,
         }

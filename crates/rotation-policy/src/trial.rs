@@ -5,7 +5,7 @@
 //!
 //! Promises: each begun trial ends in one [`Effect::Tested`], before its requests are aborted. A model leaves only after
 //! its trial. Starts, resumes, wakes of which a call failed, and those behind a sleep that was not ordered here have their
-//! canary before.
+//! canary before. What an engine has kept over its sleep runs from the wake on, so the canary is beside it.
 
 use super::ModelState;
 use super::Policy;
@@ -22,6 +22,8 @@ impl ModelState {
     /// How many requests may run now.
     pub(super) fn running_max(&self) -> usize {
         let most = self.rules.running_max;
+        // The next canary beside kept ones also finds a place.
+        let most = if self.rules.slice_max.is_some() && most > 1 { most - 1 } else { most };
         if self.is_on_trial() { most.min(BESIDE_MAX) } else { most }
     }
 
@@ -36,7 +38,8 @@ impl Policy {
     pub(super) fn confirmed(&mut self, id: usize, activated: Option<Activated>) {
         let model = &mut self.models[id];
         let woke = activated.as_ref().is_some_and(|activated| activated.up == Activation::Wake);
-        model.is_untested = model.canary_beside && woke && !model.is_doubtful;
+        // What an engine has kept runs already, so the canary is beside it in any case.
+        model.is_untested = model.canary_beside && woke && (!model.is_doubtful || model.kept() > 0);
         let is_untested = model.is_untested;
         self.begin(id, if is_untested { Step::Learn { activated } } else { Step::Canary { activated } });
     }
@@ -73,7 +76,8 @@ impl Policy {
         let reason = match outcome {
             TaskOutcome::Canary(Ok(())) => {
                 self.models[id].is_untested = false;
-                self.out.push(Effect::Tested { model: ModelId(id), is_right: true });
+                self.tested(id, true);
+                self.out.push(Effect::Report { model: ModelId(id), event: Event::Tested });
                 return;
             }
             TaskOutcome::Canary(Err(reason)) => format!("its canary was wrong: {reason}"),
@@ -83,7 +87,7 @@ impl Policy {
         if self.models[id].tries < TRIES {
             return self.test(id);
         }
-        self.out.push(Effect::Tested { model: ModelId(id), is_right: false });
+        self.tested(id, false);
         let event = Event::Failed { stage: StageName::Canary, reason };
         self.out.push(Effect::Report { model: ModelId(id), event });
         let model = &self.models[id];

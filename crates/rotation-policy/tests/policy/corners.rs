@@ -246,6 +246,17 @@ fn a_repeated_restart_takes_no_longer_and_comes_back() {
 }
 
 #[test]
+fn a_stop_that_failed_is_repeated_where_the_engine_is_still_there() {
+    let mut fixture = Fixture::of(&[70 * GIB], |_, rules| rules.can_restart = true);
+    fixture.instead = vec![(0, Task::Stop, TaskOutcome::Failed("it hangs".to_owned()))];
+    fixture.input(Input::Restart(ModelId(0)));
+    assert_eq!((fixture.tasks.as_slice(), fixture.stage(0)), (&[(0, Task::Stop)][..], "quarantined"));
+    fixture.pass(6_000);
+    let expected = [Task::Stop, Task::Probe, Task::Stop].map(|task| (0, task));
+    assert_eq!((fixture.tasks.as_slice(), fixture.stage(0)), (&expected[..], "cold"));
+}
+
+#[test]
 fn a_restart_stops_a_quarantined_model_or_reports_that_it_cannot() {
     let mut fixture = Fixture::of(&[40 * GIB], |_, rules| rules.can_restart = true);
     let wrong = || (0, Task::Canary, TaskOutcome::Canary(Err("asdf".to_owned())));

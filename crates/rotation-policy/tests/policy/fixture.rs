@@ -40,9 +40,14 @@ pub(crate) struct Fixture {
     /// Tasks that end only when a test ends them, each once, and those that were started.
     pub(crate) late: Vec<(usize, Task)>,
     open: Vec<(OpId, usize, Task)>,
+    /// What a wake and a sleep take, and when those under way end.
+    pub(crate) swap_takes: Duration,
+    due: Vec<(Time, OpId, usize, Task)>,
     pub(crate) aborts: usize,
     /// Canaries beside requests that are over: of which model, and whether it was right.
     pub(crate) tested: Vec<(usize, bool)>,
+    /// Models whose requests were kept in a sleep.
+    pub(crate) kept: Vec<usize>,
     pub(crate) tasks: Vec<(usize, Task)>,
     pub(crate) admitted: Vec<(u64, usize)>,
     pub(crate) refused: BTreeMap<u64, Refusal>,
@@ -94,8 +99,11 @@ impl Fixture {
             instead: Vec::new(),
             late: Vec::new(),
             open: Vec::new(),
+            swap_takes: Duration::ZERO,
+            due: Vec::new(),
             aborts: 0,
             tested: Vec::new(),
+            kept: Vec::new(),
             tasks: Vec::new(),
             admitted: Vec::new(),
             refused: BTreeMap::new(),
@@ -123,12 +131,18 @@ impl Fixture {
                             self.open.push((op, model.0, task));
                             continue;
                         }
+                        let takes_time = matches!(task, Task::Wake | Task::Sleep | Task::SleepKeeping);
+                        if takes_time && !self.swap_takes.is_zero() {
+                            self.due.push((self.now.after(self.swap_takes), op, model.0, task));
+                            continue;
+                        }
                         inputs.push(Input::Ended { op, outcome: self.outcome(model.0, task) });
                     }
                     Effect::Report { model, event } => self.events.push((model.0, event)),
                     Effect::Abort(_) => self.aborts += 1,
                     Effect::Tested { model, is_right } => self.tested.push((model.0, is_right)),
-                    Effect::Cancel(_) => {}
+                    Effect::Kept(model) => self.kept.push(model.0),
+                    Effect::Cancel(op) => self.due.retain(|(_, one, ..)| *one != op),
                 }
             }
         }
@@ -154,7 +168,7 @@ impl Fixture {
                 };
                 memory_of(self.rules[model].gpus.iter().map(free).collect())
             }
-            Task::Start | Task::Wake | Task::Stop | Task::Sleep => {
+            Task::Start | Task::Wake | Task::Stop | Task::Sleep | Task::SleepKeeping => {
                 assert!(!self.hibernates[model] || task == Task::Stop, "{task:?} of a hibernating engine");
                 self.hibernates[model] = false;
                 self.is_stopped[model] = task == Task::Stop;
@@ -212,9 +226,20 @@ impl Fixture {
     /// Passes time, and calls the policy at each of its wakeups.
     pub(crate) fn pass(&mut self, millis: u64) {
         let end = self.now.after(Duration::from_millis(millis));
-        while let Some(at) = self.policy.wakeup().filter(|at| *at <= end) {
+        loop {
+            let due = self.due.iter().map(|(at, ..)| *at).min();
+            let Some(at) = self.policy.wakeup().into_iter().chain(due).min().filter(|at| *at <= end) else {
+                break;
+            };
             self.now = at;
-            self.input(Input::Tick);
+            match self.due.iter().position(|(due, ..)| *due == at) {
+                Some(first) => {
+                    let (_, op, model, task) = self.due.remove(first);
+                    let outcome = self.outcome(model, task);
+                    self.input(Input::Ended { op, outcome });
+                }
+                None => self.input(Input::Tick),
+            }
         }
         self.now = end;
     }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod corners;
+mod cuts;
 mod fixture;
 mod hibernation;
 mod looks;

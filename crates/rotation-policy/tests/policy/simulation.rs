@@ -17,7 +17,7 @@ fn seeds(usual: u32) -> Range<u64> {
 
 #[test]
 fn honest_engines_serve_everybody() {
-    let (mut hibernations, mut trials) = (0, 0);
+    let (mut hibernations, mut trials, mut cuts) = (0, 0, 0);
     for seed in seeds(40) {
         let mut simulation = Simulation::new(seed, Faults::None);
         simulation.run(Duration::from_secs(300));
@@ -25,8 +25,9 @@ fn honest_engines_serve_everybody() {
         assert!(simulation.admitted() > 0, "seed {seed}");
         hibernations += simulation.hibernations;
         trials += simulation.trials;
+        cuts += simulation.cuts;
     }
-    assert!(hibernations > 0 && trials > 0 || seed_of_this_run().is_some());
+    assert!(hibernations > 0 && trials > 0 && cuts > 0 || seed_of_this_run().is_some());
 }
 
 #[test]

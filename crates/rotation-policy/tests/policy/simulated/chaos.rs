@@ -169,7 +169,8 @@ impl Simulation {
     pub(super) fn check_order(&self, model: usize) {
         let waited_since = |of: usize| {
             let is_its = |request: &&Request| request.model == of && !request.is_running;
-            self.requests.values().filter(is_its).map(|request| request.arrived).min()
+            let kept = self.engines[of].kept_since.filter(|_| !self.running_of(of).is_empty());
+            self.requests.values().filter(is_its).map(|request| request.arrived).chain(kept).min()
         };
         let Some(since) = waited_since(model) else { return };
         for (other, engine) in self.engines.iter().enumerate().filter(|(other, _)| *other != model) {

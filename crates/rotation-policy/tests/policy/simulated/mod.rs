@@ -47,11 +47,13 @@ pub(crate) enum Faults {
     Sticks,
     /// Sleeps and wakes that fail or are not answered, whether they were done or not. Each second one is right.
     Flaky,
+    /// Engines that keep no requests in a sleep, or lose some.
+    CannotKeep,
     All,
 }
 
 impl Faults {
-    pub(crate) const EACH: [Self; 13] = [
+    pub(crate) const EACH: [Self; 14] = [
         Self::Keeps,
         Self::Half,
         Self::Dozes,
@@ -65,6 +67,7 @@ impl Faults {
         Self::Stays,
         Self::Sticks,
         Self::Flaky,
+        Self::CannotKeep,
     ];
 }
 
@@ -110,6 +113,9 @@ struct Engine {
     is_proved: bool,
     /// Whether its canary runs beside requests, and its end was not reported yet.
     is_on_trial: bool,
+    /// Whether what its requests are answered is held back, and since when they are kept.
+    is_held_back: bool,
+    kept_since: Option<Time>,
     /// Whether its last sleep or wake was flaky.
     is_flaky: bool,
     op: Option<(OpId, Task)>,
@@ -118,6 +124,8 @@ struct Engine {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Occurrence {
     Arrive,
+    Answer(RequestId),
+    /// Of a client that leaves, or is aborted.
     Leave(RequestId),
     Task(OpId),
     Release {
@@ -143,6 +151,9 @@ struct Request {
     model: usize,
     arrived: Time,
     is_running: bool,
+    is_aborted: bool,
+    /// Its answer goes on behind the next wake.
+    is_paused: bool,
 }
 
 pub(crate) struct Simulation {
@@ -173,6 +184,8 @@ pub(crate) struct Simulation {
     pub(crate) hibernations: u64,
     /// Canaries beside requests.
     pub(crate) trials: u64,
+    /// Turns that ended in the middle of answers.
+    pub(crate) cuts: u64,
     /// Sleeps and wakes that failed or were not answered.
     pub(crate) flaky_calls: u64,
     steps: u64,
@@ -188,7 +201,8 @@ impl Simulation {
         Self::of(seed, rng, faults, engines)
     }
 
-    fn of(seed: u64, rng: Rng, faults: Faults, engines: Vec<Engine>) -> Self {
+    fn of(seed: u64, rng: Rng, faults: Faults, mut engines: Vec<Engine>) -> Self {
+        slice(seed, &mut engines);
         let policy = Policy::new(engines.iter().map(|engine| engine.rules.clone()).collect());
         let admitted = vec![0; engines.len()];
         let mut policy = policy;
@@ -216,6 +230,7 @@ impl Simulation {
             admitted,
             hibernations: 0,
             trials: 0,
+            cuts: 0,
             flaky_calls: 0,
             steps: 0,
             log: VecDeque::new(),
@@ -315,6 +330,11 @@ impl Simulation {
         self.note(Report::In(input.clone()));
         self.steps += 1;
         assert!(self.steps < 400_000, "{}", self.story("it does not come to an end"));
+        // Answers come in parts, but in some schedules as a whole.
+        let flows = |engine: &Engine| engine.state == State::Awake && !self.seed.is_multiple_of(4);
+        for awake in (0..self.engines.len()).filter(|id| flows(&self.engines[*id])) {
+            self.policy.flowed(ModelId(awake), self.now);
+        }
         let effects = self.policy.step(self.now, input);
         for effect in effects {
             self.note(Report::Out(effect.clone()));
@@ -334,18 +354,9 @@ impl Simulation {
                     panic!("{}", self.story(&format!("no shutdown, and {model:?} is refused")));
                 }
             }
-            Effect::Tested { model, is_right } => {
-                let engine = &mut self.engines[model.0];
-                let (was_on_trial, is_proved) = (std::mem::take(&mut engine.is_on_trial), engine.is_proved);
-                assert!(was_on_trial, "{}", self.story("a trial ends twice"));
-                assert!(is_proved || !is_right, "{}", self.story("a wrong canary counts as right"));
-                self.trials += 1;
-            }
-            Effect::Abort(model) => {
-                let is_on_trial = self.engines[model.0].is_on_trial;
-                assert!(!is_on_trial, "{}", self.story("aborted before the end of the trial"));
-                self.abort(model.0);
-            }
+            Effect::Tested { model, is_right } => self.tested(model.0, is_right),
+            Effect::Kept(model) => self.keep(model.0),
+            Effect::Abort(model) => self.abort(model.0),
             Effect::Run { op, model, task, .. } => self.begin(op, model.0, task),
             Effect::Cancel(op) => {
                 self.old_ops.push(op);
@@ -387,7 +398,8 @@ impl Simulation {
 
     fn admit(&mut self, request: RequestId, model: ModelId) {
         let engine = &self.engines[model.0];
-        let may = engine.is_proved || engine.is_on_trial;
+        let may =
+            if engine.is_held_back { engine.is_on_trial } else { engine.is_proved || engine.is_on_trial };
         assert!(may, "{}", self.story("a request goes where no canary was right"));
         let Some(known) = self.requests.get_mut(&request) else {
             panic!("{}", self.story("a request is let through that is not there"));
@@ -400,14 +412,76 @@ impl Simulation {
             self.requests.values().filter(|other| other.is_running && other.model == model.0).count();
         assert!(running <= most, "{}", self.story("too many run"));
         let takes = self.rng.millis(20, 4000);
-        self.at(takes, Occurrence::Leave(request));
+        self.at(takes, Occurrence::Answer(request));
+    }
+
+    fn tested(&mut self, model: usize, is_right: bool) {
+        let engine = &mut self.engines[model];
+        let (was_on_trial, is_proved) = (std::mem::take(&mut engine.is_on_trial), engine.is_proved);
+        let was_held_back = std::mem::take(&mut engine.is_held_back);
+        engine.kept_since = None;
+        assert!(was_on_trial || was_held_back, "{}", self.story("a trial ends twice"));
+        assert!(is_proved || !is_right, "{}", self.story("a wrong canary counts as right"));
+        self.trials += u64::from(was_on_trial);
+    }
+
+    fn keep(&mut self, model: usize) {
+        self.cuts += 1;
+        assert!(!self.running_of(model).is_empty(), "{}", self.story("there is nothing to keep"));
+        let engine = &mut self.engines[model];
+        engine.kept_since = Some(self.now);
+        let was_held_back = std::mem::replace(&mut engine.is_held_back, true);
+        assert!(!was_held_back, "{}", self.story("kept again before they were released"));
     }
 
     fn abort(&mut self, model: usize) {
-        let running: Vec<RequestId> = self.running_of(model);
+        let engine = &mut self.engines[model];
+        assert!(!engine.is_on_trial, "{}", self.story("aborted before the end of the trial"));
+        let engine = &mut self.engines[model];
+        let (since, wait_max) = (engine.kept_since.take(), engine.rules.wait_max);
+        let was_kept = std::mem::take(&mut engine.is_held_back);
+        let is_late = since.is_some_and(|since| self.now >= since.after(wait_max));
+        let was_honest = self.is_honest() && self.takes_requests && !self.had_chaos;
+        let running = self.running_of(model);
+        let may_be = running.is_empty() || is_late || !was_honest;
+        assert!(!was_kept || may_be, "{}", self.story("dropped without a fault"));
         for request in running {
-            if !(self.lying(Faults::Clings, 3)) {
+            let clings = self.lying(Faults::Clings, 3);
+            let Some(known) = self.requests.get_mut(&request) else { continue };
+            known.is_aborted = true;
+            if !clings {
                 self.at(Duration::from_millis(5), Occurrence::Leave(request));
+            } else if known.is_paused {
+                let wait = self.rng.millis(5, 4000);
+                self.at(wait, Occurrence::Leave(request));
+            }
+        }
+    }
+
+    /// Its answer ends, unless it sleeps.
+    fn answer(&mut self, request: RequestId) {
+        let Some(known) = self.requests.get_mut(&request) else { return };
+        let sleeps = matches!(self.engines[known.model].state, State::Asleep | State::Hibernating);
+        if sleeps && !known.is_aborted {
+            known.is_paused = true;
+        } else {
+            self.leave(request);
+        }
+    }
+
+    fn leave(&mut self, request: RequestId) {
+        if self.requests.remove(&request).is_some() {
+            self.tell(Input::Left(request));
+        }
+    }
+
+    /// Answers that were cut go on.
+    fn go_on(&mut self, model: usize) {
+        for request in self.running_of(model) {
+            let Some(known) = self.requests.get_mut(&request) else { continue };
+            if std::mem::take(&mut known.is_paused) {
+                let wait = self.rng.millis(0, 2000);
+                self.at(wait, Occurrence::Answer(request));
             }
         }
     }
@@ -428,8 +502,8 @@ impl Simulation {
         let is_free = self.engines[model].op.is_none();
         assert!(is_free, "{}", self.story("two tasks of one engine"));
         let is_moving = |task: Task| {
-            let moves = [Task::Start, Task::Stop, Task::Sleep, Task::Wake, Task::Hibernate, Task::Resume];
-            moves.contains(&task)
+            let calls = [Task::Sleep, Task::SleepKeeping, Task::Wake];
+            calls.contains(&task) || [Task::Start, Task::Stop, Task::Hibernate, Task::Resume].contains(&task)
         };
         let of_any = [Task::Resume, Task::Stop, Task::Probe, Task::Measure];
         let is_off = self.engines[model].state == State::Hibernating && !of_any.contains(&task);
@@ -460,6 +534,9 @@ impl Simulation {
         if task == Task::Sleep {
             assert!(self.running_of(model).is_empty(), "{}", self.story("put away with requests"));
         }
+        let is_held_back = self.engines[model].is_held_back;
+        assert!(task != Task::SleepKeeping || is_held_back, "{}", self.story("kept, and not held back"));
+        assert!(task != Task::Stop || !is_held_back, "{}", self.story("stopped with requests that it keeps"));
         let engine = &mut self.engines[model];
         assert!(
             task != Task::Stop || !(engine.is_flaky && self.faults == Faults::Flaky),
@@ -471,7 +548,8 @@ impl Simulation {
         assert!(!engine.is_on_trial || task == Task::CanaryBeside, "{}", self.story("a trial has no end"));
         let engine = &mut self.engines[model];
         engine.is_on_trial = task == Task::CanaryBeside;
-        if is_moving(task) {
+        // Requests that are kept go on if it does not fall asleep.
+        if is_moving(task) && task != Task::SleepKeeping {
             engine.is_proved = false;
         }
         if self.lying(Faults::Hangs, 8) {
@@ -480,7 +558,7 @@ impl Simulation {
         let takes = match task {
             Task::Start => self.rng.millis(5_000, 60_000),
             Task::Stop => self.rng.millis(100, 5_000),
-            Task::Sleep | Task::Wake => self.rng.millis(30, 900),
+            Task::Sleep | Task::SleepKeeping | Task::Wake => self.rng.millis(30, 900),
             Task::Hibernate | Task::Resume => self.rng.millis(300, 1500),
             Task::Probe | Task::Confirm | Task::Canary | Task::CanaryBeside => self.rng.millis(1, 200),
             Task::Measure => self.rng.millis(0, 3),
@@ -500,11 +578,8 @@ impl Simulation {
                     self.at(wait, Occurrence::Arrive);
                 }
             }
-            Occurrence::Leave(request) => {
-                if self.requests.remove(&request).is_some() {
-                    self.tell(Input::Left(request));
-                }
-            }
+            Occurrence::Answer(request) => self.answer(request),
+            Occurrence::Leave(request) => self.leave(request),
             Occurrence::Task(op) => {
                 let is_its = |engine: &Engine| engine.op.is_some_and(|(one, _)| one == op);
                 let Some(model) = self.engines.iter().position(is_its) else { return };
@@ -544,7 +619,8 @@ impl Simulation {
     fn arrive(&mut self, model: usize) {
         let request = RequestId(self.next_request);
         self.next_request += 1;
-        let known = Request { model, arrived: self.now, is_running: false };
+        let known =
+            Request { model, arrived: self.now, is_running: false, is_aborted: false, is_paused: false };
         self.requests.insert(request, known);
         let points = if self.is_busy { 0 } else { self.rng.below(20) };
         let priority = i32::try_from(points).unwrap() - 10;
@@ -572,7 +648,7 @@ impl Simulation {
 
     /// Its outcome, if there is an answer.
     fn flaky(&mut self, model: usize, task: Task) -> Option<TaskOutcome> {
-        if !matches!(task, Task::Sleep | Task::Wake) {
+        if !matches!(task, Task::Sleep | Task::SleepKeeping | Task::Wake) {
             return Some(self.outcome(model, task));
         }
         let was_flaky = std::mem::take(&mut self.engines[model].is_flaky);
@@ -637,6 +713,18 @@ impl Simulation {
                 TaskOutcome::Done
             }
             Task::Resume => self.resume(model),
+            Task::SleepKeeping if self.lying(Faults::CannotKeep, 2) => {
+                TaskOutcome::Unsupported("it has a connector".to_owned())
+            }
+            Task::SleepKeeping => {
+                for request in self.running_of(model) {
+                    if self.lying(Faults::CannotKeep, 4) {
+                        let wait = self.rng.millis(0, 2000);
+                        self.at(wait, Occurrence::Leave(request));
+                    }
+                }
+                self.fall_asleep(model)
+            }
             Task::Sleep => self.fall_asleep(model),
             Task::Confirm if state == State::Gone => TaskOutcome::Failed("no answer".to_owned()),
             Task::Confirm => TaskOutcome::Awake(state == State::Awake || self.faults == Faults::Dozes),
@@ -660,6 +748,7 @@ impl Simulation {
         }
         let engine = &mut self.engines[model];
         (engine.state, engine.held_bytes, engine.is_gibberish) = (State::Awake, engine.awake_bytes, false);
+        self.go_on(model);
         TaskOutcome::Done
     }
 
@@ -667,7 +756,7 @@ impl Simulation {
         if self.engines[model].state != State::Awake {
             return TaskOutcome::Failed("it was not awake".to_owned());
         }
-        self.engines[model].state = State::Asleep;
+        (self.engines[model].state, self.engines[model].is_proved) = (State::Asleep, false);
         if self.lying(Faults::Leaks, 2) {
             self.engines[model].asleep_bytes += GIB / 2;
         }
@@ -728,6 +817,22 @@ impl Simulation {
             let is_late = !request.is_running && waits > rules.wait_max;
             assert!(!is_late, "{}", self.story(&format!("{id:?} waits for {waits:?}")));
         }
+        for (id, engine) in self.engines.iter().enumerate() {
+            let Some(since) = engine.kept_since else { continue };
+            let status = self.policy.status(ModelId(id)).unwrap();
+            let rests = [StageName::Asleep, StageName::Hibernating, StageName::Unknown];
+            let is_late = self.now.since(since) > engine.rules.wait_max && rests.contains(&status.stage);
+            assert!(!is_late || status.kept == 0, "{}", self.story(&format!("{id} keeps them for too long")));
+        }
+    }
+}
+
+/// Each second one may be cut, also at once. Without a random number, so that seeds stay what they were.
+fn slice(seed: u64, engines: &mut [Engine]) {
+    for (id, engine) in (0_u64..).zip(engines) {
+        let millis = [0, 200, 1_000, 3_000][usize::try_from((seed / 4 + id) % 4).unwrap()];
+        let is_cut = (seed / 2 + id).is_multiple_of(2);
+        engine.rules.slice_max = is_cut.then_some(Duration::from_millis(millis));
     }
 }
 
@@ -773,6 +878,8 @@ fn engine(rng: &mut Rng, gpus: u64, faults: Faults) -> Engine {
         is_gibberish: false,
         is_proved: false,
         is_on_trial: false,
+        is_held_back: false,
+        kept_since: None,
         is_flaky: false,
         op: None,
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use poorwill_rotation_policy::Rules;
 
-use super::machine::{Client, Cost, GIB, Load, MIB, Traffic};
+use super::machine::{Arrival, Client, Cost, GIB, Load, MIB, Traffic};
 
 /// Turns by time alone, as the rotation began with: the baseline.
 pub(crate) fn by_time(rules: &mut Rules) {
@@ -31,7 +31,7 @@ pub(crate) fn load(per_second: f64) -> Load {
 }
 
 /// Over several traces.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) answered: u64,
     pub(crate) refused: u64,
@@ -40,6 +40,8 @@ pub(crate) struct Outcome {
     pub(crate) in_swaps: f64,
     /// Of all requests, shortest first.
     pub(crate) waits: Vec<Duration>,
+    pub(crate) aborted: u64,
+    pub(crate) largest_gap: Duration,
 }
 
 impl Outcome {
@@ -50,25 +52,52 @@ impl Outcome {
 }
 
 pub(crate) fn outcome(needs_gib: [u64; 10], per_second: f64, run: Run, change: fn(&mut Rules)) -> Outcome {
-    let costs = ten_models(needs_gib);
-    let mut waits = Vec::new();
-    let (mut answered, mut refused) = (0, 0);
-    let (mut served, mut swapping) = (Duration::ZERO, Duration::ZERO);
-    for seed in 0..run.traces {
-        let trace = load(per_second).trace(seed, run.time);
-        let mut traffic = Traffic::new(&costs, &[], trace, |_, rules| {
-            // What waits is refused after `wait_max` only.
+    over(run, load(per_second), |trace| {
+        // What waits is refused after `wait_max` only.
+        Traffic::new(&ten_models(needs_gib), &[], trace, |_, rules| {
             (rules.running_max, rules.queue_max) = (16, 1 << 20);
             change(rules);
-        });
+        })
+    })
+}
+
+fn over(run: Run, load: Load, traffic: impl Fn(Vec<Arrival>) -> Traffic) -> Outcome {
+    let mut all = Outcome::default();
+    let mut swapping = Duration::ZERO;
+    for seed in 0..run.traces {
+        let mut traffic = traffic(load.trace(seed, run.time));
         traffic.run(run.time);
-        (answered, refused) = (answered + traffic.answered, refused + traffic.refused);
-        (served, swapping) = (served + traffic.served, swapping + traffic.swapping);
-        waits.extend(traffic.waits());
+        (all.answered, all.refused) = (all.answered + traffic.answered, all.refused + traffic.refused);
+        (all.served, swapping) = (all.served + traffic.served, swapping + traffic.swapping);
+        all.aborted += traffic.aborted.unwrap_or_default();
+        all.largest_gap = all.largest_gap.max(traffic.largest_gap);
+        all.waits.extend(traffic.waits());
     }
-    waits.sort_unstable();
+    all.waits.sort_unstable();
     let time = run.time.as_secs_f64() * f64::from(u32::try_from(run.traces).unwrap());
-    Outcome { answered, refused, served, in_swaps: swapping.as_secs_f64() / time, waits }
+    all.in_swaps = swapping.as_secs_f64() / time;
+    all
+}
+
+/// An engine that sleeps and wakes as fast as memory is copied.
+pub(crate) fn fast() -> Cost {
+    Cost::of_millis(70, 60, 0)
+}
+
+/// Ten models of which one fits, with answers of twenty seconds in the median, 16 at a time of each model.
+pub(crate) fn long_answers(per_second: f64, run: Run, change: fn(&mut Rules)) -> Outcome {
+    let load = Load { per_second, models: 10, median: Duration::from_secs(20), sigma: 0.6 };
+    over(run, load, |trace| {
+        let change = |_: usize, rules: &mut Rules| {
+            (rules.running_max, rules.queue_max) = (16, 1 << 20);
+            change(rules);
+        };
+        Traffic::new(&[fast(); 10], &[], trace, change).of_long_answers()
+    })
+}
+
+pub(crate) fn by_slices(rules: &mut Rules) {
+    rules.slice_max = Some(Duration::from_secs(2));
 }
 
 #[derive(Debug, Clone, Copy)]

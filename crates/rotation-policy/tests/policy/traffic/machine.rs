@@ -101,6 +101,7 @@ enum Moment {
     Ask(usize),
     Trace,
     Answer(RequestId),
+    Aborted(RequestId),
     End(OpId),
 }
 
@@ -109,7 +110,16 @@ struct Known {
     arrived: Time,
     takes: Duration,
     client: Option<usize>,
-    is_running: bool,
+    running: Option<Running>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Running {
+    model: usize,
+    /// When its answer ends, if it is not cut before.
+    ends: Time,
+    /// Since when its answer is cut or held back.
+    cut_at: Option<Time>,
 }
 
 pub(crate) struct Traffic {
@@ -140,6 +150,10 @@ pub(crate) struct Traffic {
     /// Of requests that were admitted or refused.
     waits: Vec<Duration>,
     pub(crate) refused: u64,
+    /// Requests that ran for too long while their model was to leave; `None`: there must be none.
+    pub(crate) aborted: Option<u64>,
+    /// The longest time for which the answer to a request was cut.
+    pub(crate) largest_gap: Duration,
 }
 
 impl Traffic {
@@ -184,6 +198,8 @@ impl Traffic {
             served: Duration::ZERO,
             waits: Vec::new(),
             refused: 0,
+            aborted: None,
+            largest_gap: Duration::ZERO,
         };
         for client in 0..clients.len() {
             traffic.after(Duration::ZERO, Moment::Ask(client));
@@ -196,6 +212,12 @@ impl Traffic {
     /// On a GPU with this memory.
     pub(crate) fn on(self, card_bytes: u64) -> Self {
         Self { card_bytes, ..self }
+    }
+
+    /// With canaries beside requests, and requests that may be aborted.
+    pub(crate) fn of_long_answers(mut self) -> Self {
+        (0..self.costs.len()).for_each(|model| self.policy.set_canary_beside(ModelId(model), true));
+        Self { aborted: Some(0), ..self }
     }
 
     pub(crate) fn run(&mut self, time: Duration) {
@@ -218,7 +240,7 @@ impl Traffic {
 
     /// Of all requests, shortest first. Those that still wait count with their wait until now.
     pub(crate) fn waits(&self) -> Vec<Duration> {
-        let waiting = self.requests.values().filter(|known| !known.is_running);
+        let waiting = self.requests.values().filter(|known| known.running.is_none());
         let until_now = waiting.map(|known| self.now.since(known.arrived));
         let mut all: Vec<Duration> = self.waits.iter().copied().chain(until_now).collect();
         all.sort_unstable();
@@ -252,10 +274,22 @@ impl Traffic {
                 self.ask(model, takes, None);
             }
             Moment::Answer(request) => {
+                let ends = |known: &Known| known.running.map(|running| running.ends);
+                // It was cut or aborted meanwhile.
+                if self.requests.get(&request).and_then(ends) != Some(self.now) {
+                    return;
+                }
                 let known = self.requests.remove(&request).unwrap();
+                self.count_gap(known.running);
                 self.answered += 1;
                 self.served += known.takes;
                 if let Some(client) = known.client {
+                    self.after(self.clients[client].gap, Moment::Ask(client));
+                }
+                self.tell(Input::Left(request));
+            }
+            Moment::Aborted(request) => {
+                if let Some(client) = self.requests.remove(&request).and_then(|known| known.client) {
                     self.after(self.clients[client].gap, Moment::Ask(client));
                 }
                 self.tell(Input::Left(request));
@@ -271,20 +305,24 @@ impl Traffic {
     fn ask(&mut self, model: usize, takes: Duration, client: Option<usize>) {
         let request = RequestId(self.next_request);
         self.next_request += 1;
-        let known = Known { arrived: self.now, takes, client, is_running: false };
+        let known = Known { arrived: self.now, takes, client, running: None };
         self.requests.insert(request, known);
         self.tell(Input::Arrived { request, model: ModelId(model), priority: 0 });
     }
 
     fn tell(&mut self, input: Input) {
-        for effect in self.policy.step(self.now, input) {
+        let now = self.now;
+        for awake in (0..self.is_awake.len()).filter(|model| self.is_awake[*model]) {
+            self.policy.flowed(ModelId(awake), now);
+        }
+        for effect in self.policy.step(now, input) {
             match effect {
-                Effect::Admit { request, .. } => {
+                Effect::Admit { request, model } => {
                     let known = self.requests.get_mut(&request).unwrap();
-                    known.is_running = true;
+                    let ends = self.now.after(known.takes);
+                    known.running = Some(Running { model: model.0, ends, cut_at: None });
                     self.waits.push(self.now.since(known.arrived));
-                    let takes = known.takes;
-                    self.after(takes, Moment::Answer(request));
+                    self.at(ends, Moment::Answer(request));
                 }
                 Effect::Run { op, model, task, .. } => self.begin(op, model.0, task),
                 Effect::Refuse { request, .. } => {
@@ -293,17 +331,58 @@ impl Traffic {
                     self.waits.push(self.now.since(known.arrived));
                     self.refused += 1;
                 }
+                Effect::Abort(model) if self.aborted.is_some() => self.abort(model.0),
                 Effect::Abort(_) | Effect::Cancel(_) => panic!("{effect:?} at {:?}", self.now),
-                Effect::Report { .. } | Effect::Tested { .. } => {}
+                Effect::Kept(model) => self.running_of(model.0).for_each(|(_, one)| one.cut_at = Some(now)),
+                Effect::Tested { model, .. } => self.release(model.0),
+                Effect::Report { .. } => {}
             }
         }
+    }
+
+    fn running_of(&mut self, model: usize) -> impl Iterator<Item = (RequestId, &mut Running)> {
+        let all = self.requests.iter_mut().filter_map(|(id, known)| Some((*id, known.running.as_mut()?)));
+        all.filter(move |(_, running)| running.model == model)
+    }
+
+    fn abort(&mut self, model: usize) {
+        let requests: Vec<RequestId> = self.running_of(model).map(|(id, _)| id).collect();
+        self.aborted = self.aborted.map(|before| before + requests.len() as u64);
+        for request in requests {
+            self.requests.get_mut(&request).unwrap().running.as_mut().unwrap().ends = Time::ZERO;
+            self.after(Duration::ZERO, Moment::Aborted(request));
+        }
+    }
+
+    /// Answers that were cut go on where they were.
+    fn go_on(&mut self, model: usize) {
+        let now = self.now;
+        let mut cut = Vec::new();
+        for (request, running) in self.running_of(model) {
+            let Some(cut_at) = running.cut_at else { continue };
+            running.ends = now.after(running.ends.since(cut_at));
+            cut.push((running.ends, request));
+        }
+        cut.into_iter().for_each(|(ends, request)| self.at(ends, Moment::Answer(request)));
+    }
+
+    fn count_gap(&mut self, running: Option<Running>) {
+        if let Some(cut_at) = running.and_then(|running| running.cut_at) {
+            self.largest_gap = self.largest_gap.max(self.now.since(cut_at));
+        }
+    }
+
+    fn release(&mut self, model: usize) {
+        let cut: Vec<Running> = self.running_of(model).map(|(_, running)| *running).collect();
+        cut.into_iter().for_each(|running| self.count_gap(Some(running)));
+        self.running_of(model).for_each(|(_, running)| running.cut_at = None);
     }
 
     fn begin(&mut self, op: OpId, model: usize, task: Task) {
         let cost = self.costs[model];
         let takes = match task {
             Task::Wake | Task::Start => cost.wake,
-            Task::Sleep | Task::Stop => cost.sleep,
+            Task::Sleep | Task::SleepKeeping | Task::Stop => cost.sleep,
             Task::Canary | Task::CanaryBeside => cost.canary,
             Task::Hibernate => cost.hibernate,
             Task::Resume => cost.resume,
@@ -332,10 +411,13 @@ impl Traffic {
                 let (free_bytes, total_bytes) = (self.card_bytes - held, self.card_bytes);
                 TaskOutcome::Measured(vec![GpuMemory { free_bytes, total_bytes }])
             }
-            Task::Start | Task::Wake | Task::Stop | Task::Sleep => {
+            Task::Start | Task::Wake | Task::Stop | Task::Sleep | Task::SleepKeeping => {
                 self.is_awake[model] = matches!(task, Task::Start | Task::Wake);
                 let awake = self.is_awake.iter().filter(|is_awake| **is_awake).count();
                 self.most_awake = self.most_awake.max(awake);
+                if task == Task::Wake {
+                    self.go_on(model);
+                }
                 TaskOutcome::Done
             }
             Task::Hibernate | Task::Resume => {

@@ -10,8 +10,8 @@ use poorwill_rotation_policy::Rules;
 use poorwill_testkit::effort::Effort;
 
 use self::compared::{
-    ALONE, CONFIGURED_MIB, MEASURED_MIB, MIXED, Run, by_cost, by_time, hibernates, outcome, six_started,
-    twenty_models,
+    ALONE, CONFIGURED_MIB, MEASURED_MIB, MIXED, Run, by_cost, by_slices, by_time, fast, hibernates,
+    long_answers, outcome, six_started, twenty_models,
 };
 use self::machine::{Client, Cost, Traffic};
 
@@ -139,4 +139,43 @@ fn swaps_for_which_several_models_queue_serve_more_requests() {
     // Needs as configured leave no memory for the small one, so its starts are added.
     let configured = six_started(0, time, CONFIGURED_MIB, |_| {});
     assert!(configured.coming < time.mul_f64(0.95), "{:?} in starts", configured.coming);
+}
+
+#[test]
+fn long_answers_wait_less_where_turns_are_cut() {
+    let run = Run { traces: Effort::of_this_run().cases(2).into(), time: Duration::from_secs(600) };
+    let [whole, cut] = [by_cost, by_slices].map(|change| long_answers(0.1, run, change));
+    assert!(cut.wait(50) * 4 < whole.wait(50) && cut.wait(99) * 4 < whole.wait(99), "{whole:?} {cut:?}");
+    assert!(cut.served * 10 >= whole.served * 11 && cut.answered > whole.answered, "{whole:?} {cut:?}");
+    assert!((cut.aborted, cut.refused) == (0, 0) && whole.refused > 0, "{whole:?} {cut:?}");
+    // Nine others with slices of nine swaps.
+    assert!(cut.largest_gap < Duration::from_secs(14) && cut.in_swaps < 0.1, "{whole:?} {cut:?}");
+}
+
+#[test]
+fn answers_go_on_where_more_wait_than_can_be_served() {
+    let run = Run { traces: 1, time: Duration::from_secs(300) };
+    let cut = long_answers(2.0, run, by_slices);
+    assert!(cut.refused > 0 && cut.aborted == 0, "{cut:?}");
+    // A quarter of `wait_max`, and a turn of each other one.
+    assert!(cut.largest_gap < Duration::from_secs(45), "{cut:?}");
+}
+
+#[test]
+fn two_models_with_endless_answers_alternate() {
+    let clients: Vec<Client> = (0..8)
+        .map(|nth| Client { model: nth % 2, gap: Duration::ZERO, takes: Duration::from_secs(60) })
+        .collect();
+    let slices = |_: usize, rules: &mut Rules| by_slices(rules);
+    let mut traffic = Traffic::new(&[fast(); 2], &clients, Vec::new(), slices).of_long_answers();
+    traffic.run(Duration::from_secs(300));
+    assert!(traffic.largest_gap <= Duration::from_secs(3), "{:?}", traffic.largest_gap);
+    assert!(traffic.swapping * 10 <= Duration::from_secs(300), "{:?}", traffic.swapping);
+    // Each has almost half of the time.
+    assert!(
+        traffic.answered >= 12 && traffic.aborted == Some(0),
+        "{} {:?}",
+        traffic.answered,
+        traffic.aborted
+    );
 }
