@@ -158,6 +158,10 @@ impl Engine {
 
     pub(crate) async fn sleep(&self, level: u8, mode: Mode) -> Result<(), Failure> {
         self.maybe_refuse("sleep")?;
+        if mode == Mode::Keep && self.faults.occurs(Fault::KeepsNoRequests) {
+            let reason = "this engine keeps no requests in a sleep: sleep with mode=wait or abort";
+            return Err(Failure::new(StatusCode::NOT_IMPLEMENTED, reason));
+        }
         match mode {
             Mode::Abort => self.aborts.send_modify(|aborts| *aborts += 1),
             Mode::Wait => {}

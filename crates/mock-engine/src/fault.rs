@@ -51,6 +51,8 @@ pub enum Fault {
     SaysAsleep,
     /// `POST /sleep` and `POST /wake_up` do nothing and are answered with 500.
     Refuses,
+    /// `POST /sleep?mode=keep` is answered with 501: it cannot keep its requests in a sleep.
+    KeepsNoRequests,
     /// Its process is not taken off its device: the driver refuses.
     HibernateRefuses,
     /// Its process is taken off, but what it held stays: another process holds it.
@@ -65,7 +67,7 @@ pub enum Fault {
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::KeepsMemory,
         Self::KeepsSome,
         Self::WakesByHalf,
@@ -82,6 +84,7 @@ impl Fault {
         Self::Leaks,
         Self::SaysAsleep,
         Self::Refuses,
+        Self::KeepsNoRequests,
         Self::HibernateRefuses,
         Self::ResidueStays,
         Self::ResumeFails,
@@ -109,6 +112,7 @@ impl Fault {
             Self::Leaks => "leaks",
             Self::SaysAsleep => "says-asleep",
             Self::Refuses => "refuses",
+            Self::KeepsNoRequests => "keeps-no-requests",
             Self::HibernateRefuses => "hibernate-refuses",
             Self::ResidueStays => "residue-stays",
             Self::ResumeFails => "resume-fails",

@@ -151,12 +151,18 @@ impl Admitted {
     async fn wait_for_wake(&mut self, tx: &UnboundedSender<Delta>) -> bool {
         self.memory_lock = None;
         let mut is_pausing = self.engine.is_pausing().subscribe();
-        tokio::select! {
-            () = tx.closed() => return false,
-            // The engine holds the sender.
-            _ = is_pausing.wait_for(|is_pausing| !is_pausing) => {}
-        }
-        let memory_lock = Arc::clone(self.engine.memory_lock()).read_owned().await;
+        let memory_lock = loop {
+            tokio::select! {
+                () = tx.closed() => return false,
+                // The engine holds the sender.
+                _ = is_pausing.wait_for(|is_pausing| !is_pausing) => {}
+            }
+            let memory_lock = Arc::clone(self.engine.memory_lock()).read_owned().await;
+            // It may have been put to sleep again at once, with what it kept.
+            if !*is_pausing.borrow() {
+                break memory_lock;
+            }
+        };
         if self.engine.is_asleep() {
             return false;
         }
