@@ -38,7 +38,7 @@ macro_rules! policy {
     ($script:literal) => {
         concat!(
             "default-src 'none'; ",
-            "style-src 'sha256-LFbEj9yi0Ns9FFjQdQj0lwrt0zAxNXzeWzUO+z6niiY='; ",
+            "style-src 'sha256-xvObIS4MM9A7DduCjuqxfmhFfsKoaO2K7NXR1jV+Kyw='; ",
             "script-src 'sha256-1lIN5Bol9NYKekUmKj8NtQ6o1jsr4k4KBFlSX6J+EHQ=' 'sha256-",
             $script,
             "'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; ",
@@ -50,7 +50,7 @@ macro_rules! policy {
 /// Of a node.
 pub const NODE: Page = Page {
     html: html!("Poorwill rotation", "page/node.html", "page/node.js"),
-    policy: policy!("Zj9KbXZ0RvuRwfj0C+Sbu+Ztyl/QwTbM6GU6Sdwlkfw="),
+    policy: policy!("lBHuWZnxwKCkTUZE9b+DVlpMxbAJcYrtJjnW5SoGAeM="),
 };
 
 /// Of a router.

@@ -214,6 +214,18 @@ fn the_page_shows_what_happens_while_it_happens() {
     wait(&browser, "list('#gpus .parts > li').map((one) => text(one.children[1])).join() === 'birch,other'");
     assert_held(&browser, "after two swaps");
 
+    // A cut turn has a line of its own, with the time at which its canary was right.
+    let cut = "(() => {
+        const now = Date.now(), of = (at) => ({ model: 'cut', seq: at, at_unix_ms: now + at });
+        remember('kept', { ...of(-900), event: 'kept', requests: 2 });
+        remember('stage', { ...of(-800), before: 'falling asleep', before_s: .1, stage: 'asleep' });
+        remember('stage', { ...of(-300), before: 'asleep', before_s: .5, stage: 'ready' });
+        remember('tested', { ...of(-100), event: 'tested' });
+        const { parts, checks } = partsOf({ name: 'cut' }, now - 850, now);
+        return [...parts.map(({ kind }) => kind), checks.length, describe({ event: 'kept', requests: 2 })].join();
+    })()";
+    assert_eq!(see(&browser, cut), "out,kept,ready,1,sleeps with 2 requests, which go on in its next turn");
+
     // What is known of them, and of the GPU.
     for name in ["amber", "birch"] {
         wait(

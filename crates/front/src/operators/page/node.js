@@ -11,6 +11,8 @@ const TONES = 8;
 const PHASES = ["finding memory", "waking", "confirming", "canary", "measuring", "starting", "probing",
   "resuming"];
 const ABSENT = ["asleep", "hibernating", "cold", "unknown"];
+// Where its turn was cut.
+const KEPT = "asleep with requests";
 const LEAVING = ["measuring before sleep", "falling asleep", "releasing memory",
   "going into hibernation", "stopping"];
 const SILENCE_MAX_MS = 40000;
@@ -52,6 +54,8 @@ function describe(event) {
     case "shortfall":
       return `released ${bytes(event.freed_bytes)} of ${bytes(event.expected_bytes)} on GPU ${event.gpu}`;
     case "hibernated": return `hibernates: ${held(event.residue_bytes)} left its GPUs`;
+    case "kept": return `sleeps with ${event.requests} requests, which go on in its next turn`;
+    case "tested": return "its canary beside requests was right";
     case "learnt": return `measured to hold ${held(event.held_bytes)}`;
     case "quarantined": return `quarantined for ${seconds(event.for_s)} after ${event.failures} consecutive failures`;
     case "look_failed": return `look ${event.failed} in sequence failed: ${event.reason}`;
@@ -240,23 +244,34 @@ function showModelsOfEvents() {
 
 // Stages and failures of a model, oldest first.
 function historyOf(model) {
-  if (!histories.has(model)) histories.set(model, { stages: [], failures: [] });
+  if (!histories.has(model)) histories.set(model, { stages: [], failures: [], tests: [], keeps: false });
   return histories.get(model);
 }
 function remember(kind, event) {
   if (kind === "stage") {
-    const { stages } = historyOf(event.model);
+    const history = historyOf(event.model);
+    const { stages } = history;
     const from = event.at_unix_ms - event.before_s * 1000;
     const last = stages.at(-1);
     // Sent twice.
     if (last && event.at_unix_ms < last.from) return;
-    if (last?.stage === event.before) last.to = event.at_unix_ms;
+    const before = last?.stage === KEPT ? "asleep" : last?.stage;
+    if (before === event.before) last.to = event.at_unix_ms;
     else {
       if (last) last.to = Math.min(last.to ?? from, from);
       stages.push({ stage: event.before, from, to: event.at_unix_ms });
     }
-    stages.push({ stage: event.stage, from: event.at_unix_ms, to: null });
+    if (event.stage === "ready") history.keeps = false;
+    const stage = event.stage === "asleep" && history.keeps ? KEPT : event.stage;
+    stages.push({ stage, from: event.at_unix_ms, to: null });
     if (stages.length > HISTORY_MAX) stages.splice(0, stages.length - HISTORY_MAX);
+  } else if (kind === "kept") {
+    historyOf(event.model).keeps = true;
+  } else if (kind === "tested") {
+    const { tests } = historyOf(event.model);
+    if (tests.at(-1)?.at >= event.at_unix_ms) return;
+    tests.push({ seq: event.seq, at: event.at_unix_ms, text: describe(event) });
+    if (tests.length > HISTORY_MAX) tests.shift();
   } else if (["failed", "shortfall", "quarantined", "look_failed"].includes(kind)) {
     const { failures } = historyOf(event.model);
     if (failures.at(-1)?.seq >= event.seq && failures.at(-1).at === event.at_unix_ms) return;
@@ -266,12 +281,13 @@ function remember(kind, event) {
 }
 function kindOf(stage) {
   if (["ready", "draining", "quarantined", "hibernating"].includes(stage)) return stage;
+  if (stage === KEPT) return "kept";
   if (ABSENT.includes(stage) || stage === "probing") return null;
   return LEAVING.includes(stage) ? "out" : "in";
 }
 // What a model's strip shows between two times: stages of one kind in a row are one part.
 function partsOf(model, begin, end) {
-  const { stages, failures } = historyOf(model.name);
+  const { stages, failures, tests } = historyOf(model.name);
   const all = stages.length ? stages : [{ stage: model.stage, from: end - model.stage_s * 1000, to: null }];
   const known = all[0].from;
   const parts = [];
@@ -287,14 +303,15 @@ function partsOf(model, begin, end) {
     add("in", swap.at_unix_ms - swap.total_s * 1000, swap.at_unix_ms, "in");
   }
   for (const { stage, from, to } of all) add(kindOf(stage), from, to ?? end, stage);
-  const marks = failures.filter(({ at }) => at >= begin && at <= end);
+  const within = (list) => list.filter(({ at }) => at >= begin && at <= end);
+  const [marks, checks] = [within(failures), within(tests)];
   // Nothing is known of the time before, which is not the same as asleep.
   if (known > begin && (parts.some(({ kind }) => kind !== "hibernating") || marks.length)) {
     parts.unshift({ kind: "before", from: begin, to: Math.min(known, end), title: "not known" });
   }
-  return { parts, marks };
+  return { parts, marks, checks };
 }
-const NAMES_OF_KINDS = { in: "swapped in", out: "swapped out" };
+const NAMES_OF_KINDS = { in: "swapped in", out: "swapped out", kept: KEPT };
 function showTimeline() {
   const end = Date.now() + clockAhead;
   const length = Number(at("window").value) * 1000;
@@ -303,9 +320,9 @@ function showTimeline() {
   for (const { gpu } of snapshot.gpus) {
     snapshot.models.forEach((model, index) => {
       if (!model.gpus.includes(gpu)) return;
-      const { parts, marks } = partsOf(model, begin, end);
+      const { parts, marks, checks } = partsOf(model, begin, end);
       const isShown = parts.some(({ kind }) => kind !== "hibernating") || marks.length > 0;
-      if (isShown) strips.push({ gpu, model, index, parts, marks });
+      if (isShown) strips.push({ gpu, model, index, parts, marks, checks });
     });
   }
   const gpus = snapshot.gpus.filter(({ gpu }) => strips.some((strip) => strip.gpu === gpu));
@@ -331,11 +348,12 @@ function showTimeline() {
       track.setAttribute("role", "img");
       strip.append(name, track);
       return strip;
-    }, (strip, { model, index, parts, marks }) => {
+    }, (strip, { model, index, parts, marks, checks }) => {
       const track = strip.lastChild;
       setTone(track, index);
       const items = [
         ...parts.map((part) => ({ ...part, name: `${part.kind} ${part.kind === "before" || part.from}` })),
+        ...checks.map((check) => ({ kind: "check", from: check.at, to: null, title: check.text, name: `check ${check.seq}` })),
         ...marks.map((mark) => ({ kind: "mark", from: mark.at, to: null, title: mark.text, name: `mark ${mark.seq}` })),
       ];
       rows(track, items, ({ name: id }) => id, ({ kind }) => el("span", kind), (node, item) => {
@@ -349,7 +367,7 @@ function showTimeline() {
         .reduce((sum, { from, to }) => sum + Math.min(to, end) - Math.max(from, begin), 0);
       const count = (kind) => parts.filter((part) => part.kind === kind).length;
       const words = `${model.name}: awake for ${span(ready / 1000)} of ${span(length / 1000)}, `
-        + `swapped in ${count("in")} times, ${marks.length} failures`;
+        + `swapped in ${count("in")} times, cut ${count("kept")} times, ${marks.length} failures`;
       track.setAttribute("aria-label", words);
     });
   });
