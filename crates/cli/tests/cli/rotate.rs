@@ -4,6 +4,7 @@
 mod browser;
 mod chaos;
 mod check;
+mod cut;
 mod engines;
 pub(crate) mod fixture;
 mod fleet_page;
@@ -245,7 +246,7 @@ fn an_engine_that_was_starting_when_the_rotation_was_killed_is_no_hindrance() {
 
 #[test]
 fn whatever_an_engine_does_wrong_no_answer_is_wrong() {
-    // Those of hibernation and of health have tests of their own.
+    // Those of hibernation, health and cut turns have tests of their own.
     let others = [
         Fault::HibernateRefuses,
         Fault::ResidueStays,
@@ -253,6 +254,7 @@ fn whatever_an_engine_does_wrong_no_answer_is_wrong() {
         Fault::Communicator,
         Fault::Unhealthy,
         Fault::HangsInHealth,
+        Fault::KeepsNoRequests,
     ];
     let faults = Fault::ALL.iter().filter(|fault| !others.contains(fault));
     let faults: Vec<&'static str> = faults.map(|fault| fault.name()).collect();

@@ -22,7 +22,7 @@ use super::stored::IdReader;
 use super::trial::OnTrial;
 use super::tunnel::Opening;
 use super::usage::UsageReader;
-use crate::backend::{Admission, Backend, Route};
+use crate::backend::{Admission, Backend, Route, Trial};
 
 const COMMENT: &[u8] = b": waiting\n\n";
 
@@ -80,10 +80,14 @@ pub(super) struct Forwarded {
     pub(super) stored: Option<IdReader>,
     /// Whether only closing the connection marks the end of the answer.
     pub(super) is_open: bool,
-    /// While the canary beside it runs.
+    /// What its model's canaries say.
     pub(super) on_trial: Option<OnTrial>,
-    /// What waits for that: a last frame, or the end.
+    /// What waits for them: a last frame, or the end.
     pub(super) held: Option<Option<Frame<Bytes>>>,
+    /// Comments while it is held back.
+    pub(super) comments: Option<Comments>,
+    /// Whether its last frame is one of them.
+    pub(super) says_comment: bool,
 }
 
 /// A client that waits for its stream.
@@ -114,6 +118,26 @@ impl Tail {
 
     fn is_amid_event(self) -> bool {
         !(self.0.ends_with(b"\n\n") || self.0.ends_with(b"\r\n\r\n") || self.0.ends_with(b"\r\r"))
+    }
+}
+
+/// Comments in a stream of which nothing comes.
+pub(super) struct Comments {
+    every: Duration,
+    next: Option<Pin<Box<Sleep>>>,
+}
+
+impl Comments {
+    pub(super) fn new(every: Duration) -> Self {
+        Self { every, next: None }
+    }
+
+    fn poll_due(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let every = self.every;
+        let next = self.next.get_or_insert_with(|| Box::pin(tokio::time::sleep(every)));
+        ready!(next.as_mut().poll(cx));
+        self.next = None;
+        Poll::Ready(())
     }
 }
 
@@ -227,19 +251,40 @@ impl Forwarded {
     }
 }
 
-/// Whether an answer goes on, as far as the canary beside it says.
+/// Whether an answer goes on, as far as its model's canaries say.
 fn poll_trial(forwarded: &mut Forwarded, cx: &mut Context<'_>) -> Poll<Result<(), ApiError>> {
     let Some(on_trial) = &mut forwarded.on_trial else { return Poll::Ready(Ok(())) };
-    match on_trial.poll_verdict(cx) {
-        Poll::Ready(true) => forwarded.on_trial = None,
-        Poll::Ready(false) => return Poll::Ready(Err(ApiError::untrue(&forwarded.route.name))),
-        Poll::Pending if on_trial.is_open() && forwarded.held.is_none() => {}
-        Poll::Pending => {
+    let name = &forwarded.route.name;
+    match on_trial.poll(cx) {
+        Trial::Right => {}
+        Trial::Wrong => return Poll::Ready(Err(ApiError::untrue(name))),
+        Trial::Open | Trial::Begun if on_trial.is_over() && !forwarded.admission.aborted.is_cancelled() => {
+            return Poll::Ready(Err(ApiError::untrue(name)));
+        }
+        Trial::Begun if forwarded.held.is_none() => {}
+        Trial::Open | Trial::Begun => {
             ready!(forwarded.aborted.as_mut().poll(cx));
-            return Poll::Ready(Err(ApiError::aborted(&forwarded.route.name)));
+            return Poll::Ready(Err(ApiError::aborted(name)));
         }
     }
     Poll::Ready(Ok(()))
+}
+
+/// A comment for a client whose stream is held back.
+fn poll_comment(forwarded: &mut Forwarded, cx: &mut Context<'_>) -> Poll<Frame<Bytes>> {
+    let is_between = forwarded.events.is_some_and(|tail| !tail.is_amid_event());
+    let Some(comments) = forwarded.comments.as_mut().filter(|_| is_between) else { return Poll::Pending };
+    ready!(comments.poll_due(cx));
+    forwarded.says_comment = true;
+    Poll::Ready(Frame::data(Bytes::from_static(COMMENT)))
+}
+
+/// The client gets this.
+fn hand_out(forwarded: &mut Forwarded, frame: &Frame<Bytes>) {
+    forwarded.says_comment = false;
+    if let Some(data) = frame.data_ref() {
+        forwarded.events.iter_mut().for_each(|tail| tail.push(data));
+    }
 }
 
 /// `None` after the last frame.
@@ -251,10 +296,13 @@ fn poll_upstream(
     if is_cancelled {
         return Poll::Ready(Err(ApiError::cancelled()));
     }
-    if let Err(error) = ready!(poll_trial(forwarded, cx)) {
-        return Poll::Ready(Err(error));
+    match poll_trial(forwarded, cx) {
+        Poll::Ready(Ok(())) => {}
+        Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+        Poll::Pending => return poll_comment(forwarded, cx).map(|comment| Ok(Some(comment))),
     }
     if let Some(held) = forwarded.held.take() {
+        held.iter().for_each(|frame| hand_out(forwarded, frame));
         return Poll::Ready(Ok(held));
     }
     // First, so that an engine that never pauses is ended.
@@ -264,8 +312,8 @@ fn poll_upstream(
     match Pin::new(&mut forwarded.upstream).poll_frame(cx) {
         Poll::Ready(Some(Ok(frame))) => {
             forwarded.admission.answered.add();
+            forwarded.comments.iter_mut().for_each(|comments| comments.next = None);
             if let Some(data) = frame.data_ref() {
-                forwarded.events.iter_mut().for_each(|tail| tail.push(data));
                 forwarded.usage.iter_mut().for_each(|usage| usage.push(data));
                 forwarded.stored.iter_mut().for_each(|stored| stored.push(data));
             }
@@ -278,6 +326,7 @@ fn poll_upstream(
                 forwarded.held = Some(Some(frame));
                 return poll_upstream(forwarded, is_cancelled, cx);
             }
+            hand_out(forwarded, &frame);
             Poll::Ready(Ok(Some(frame)))
         }
         Poll::Ready(None) if forwarded.on_trial.is_some() => {
@@ -313,7 +362,8 @@ impl Body for AnswerBody {
         match &frame {
             Some(Ok(frame)) => {
                 let len = frame.data_ref().map_or(0, Bytes::len);
-                self.account.sent(len, matches!(self.flow, Flow::Forwarded(_)));
+                let is_engines = matches!(&self.flow, Flow::Forwarded(forwarded) if !forwarded.says_comment);
+                self.account.sent(len, is_engines);
                 if self.is_end_stream() {
                     self.account.end = End::Whole;
                 }

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::account::{Account, End, Permit};
-use super::answer::{AnswerBody, Ending, Flow, Forwarded, Gone, Tail, Upcoming, Waiting};
+use super::answer::{AnswerBody, Comments, Ending, Flow, Forwarded, Gone, Tail, Upcoming, Waiting};
 use super::api_error::{self, ApiError, Dialect};
 use super::body::{Bodies, BodyReader};
 use super::connection::Connection;
@@ -479,15 +479,15 @@ impl Job {
         let sent: Pin<Box<dyn Future<Output = _> + Send>> =
             if let Ok(admission) = tokio::time::timeout(every, admission.as_mut()).await {
                 let admission = admission?;
-                let is_on_trial = admission.trial.is_some();
+                let trial = admission.trial.clone();
                 let mut sent = Box::pin(self.send(admission));
-                if !is_on_trial {
-                    return sent.await;
-                }
-                // A new start takes long.
-                match tokio::time::timeout(every, sent.as_mut()).await {
-                    Ok(response) => return response,
-                    Err(_) => sent,
+                loop {
+                    // Its engine may sleep, and a new start takes long.
+                    match tokio::time::timeout(every, sent.as_mut()).await {
+                        Ok(response) => return response,
+                        Err(_) if trial.as_ref().is_some_and(trial::is_held) => break sent,
+                        Err(_) => {}
+                    }
                 }
             } else {
                 Box::pin(async move { self.send(admission.await?).await })
@@ -574,7 +574,11 @@ impl Job {
     }
 
     /// The head of an answer. The request is gone afterwards.
-    async fn attempt(&mut self, aborted: CancellationToken) -> Result<Response<EngineBody>, ApiError> {
+    async fn attempt(
+        &mut self,
+        aborted: CancellationToken,
+        trial: Option<watch::Receiver<Trial>>,
+    ) -> Result<Response<EngineBody>, ApiError> {
         let mut upstream = std::mem::replace(&mut self.upstream, Request::new(Segments::whole(Bytes::new())));
         let (backend, route) = (&self.proxy.backend, &self.route);
         if let Some(parent) = self.progress.calls(&route.url, &route.served_as) {
@@ -600,7 +604,7 @@ impl Job {
                 backend.fails(route, true);
                 return Err(ApiError::unreachable(&route.name));
             }
-            limit = late(route.first_byte_max) => {
+            limit = late(route.first_byte_max, trial) => {
                 self.proxy.blame(route, &"it sent no byte within first_byte_max");
                 return Err(ApiError::engine_late(&route.name, limit));
             }
@@ -682,9 +686,9 @@ impl Job {
         let may_repeat = self.makes_tokens && self.is_repeatable;
         loop {
             // Kept only where there may be other destinations, or a new engine.
-            let may_go_again = backend.is_router() || admission.trial.is_some();
+            let may_go_again = backend.is_router() || may_repeat && admission.trial.is_some();
             let again = may_go_again.then(|| copied(&self.upstream));
-            let answered = self.attempt(admission.aborted.clone()).await;
+            let answered = self.attempt(admission.aborted.clone(), admission.trial.clone()).await;
             let is_stream = answered.as_ref().ok().map(|response| is_events(response.headers()));
             let (trial, aborted) = (admission.trial.clone(), admission.aborted.clone());
             if !self.is_true(trial, aborted, is_stream).await? {
@@ -730,10 +734,17 @@ impl Job {
         is_stream: Option<bool>,
     ) -> Result<bool, ApiError> {
         let Some(trial) = trial else { return Ok(true) };
+        let is_aborted = || aborted.is_cancelled() && *trial.borrow() != Trial::Wrong;
+        if is_aborted() {
+            return Err(ApiError::aborted(&self.route.name));
+        }
         let Some(is_stream) = is_stream else { return Ok(!trial::is_wrong(&trial)) };
         tokio::select! {
             biased;
-            is_right = trial::await_start(trial, is_stream) => Ok(is_right),
+            is_right = trial::await_start(trial.clone(), is_stream) => match is_right {
+                false if is_aborted() => Err(ApiError::aborted(&self.route.name)),
+                is_right => Ok(is_right),
+            },
             () = aborted.cancelled() => Err(ApiError::aborted(&self.route.name)),
         }
     }
@@ -759,6 +770,8 @@ impl Job {
             is_open: is_open && self.is_old,
             on_trial,
             held: None,
+            says_comment: false,
+            comments: self.proxy.backend.front().keep_alive.map(Comments::new),
             stored: self.stored.filter(|_| usage.is_some()),
             usage,
         };
@@ -807,11 +820,11 @@ fn host_of(route: &Route) -> Result<HeaderValue, ApiError> {
     })
 }
 
-/// After the limit, if there is one.
-async fn late(limit: Option<Duration>) -> Duration {
+/// After the limit, if there is one. A turn that is cut begins it anew.
+async fn late(limit: Option<Duration>, trial: Option<watch::Receiver<Trial>>) -> Duration {
     match limit {
         Some(limit) => {
-            tokio::time::sleep(limit).await;
+            trial::late(limit, trial).await;
             limit
         }
         None => std::future::pending().await,

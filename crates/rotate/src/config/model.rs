@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use poorwill_front::file::{Size, Wait, check_url, is_priority};
 use poorwill_front::settings::{Card, Mistakes, Parameters, SectionMistakes, parameters};
@@ -12,6 +13,9 @@ use super::calls::{HttpApi, RawHttp, check_path};
 use super::hibernate::{RawHibernate, WITHOUT_HIBERNATE};
 use super::names::odd_names;
 use super::{Canary, CanaryKind, CanaryTime, EngineKind, Hibernate, LOG_MAX_BYTES, Model, Start, section};
+
+/// Of engines with Poorwill's sleep mode.
+const SLICE_MAX: Duration = Duration::from_secs(2);
 
 /// Larger than any machine has, so that a typo cannot allocate much.
 const GPUS_MAX: usize = 1024;
@@ -84,6 +88,7 @@ pub(super) struct RawRules {
     turn_per_swap: Option<u32>,
     grace: Option<Wait>,
     turn_max: Option<Wait>,
+    slice_max: Option<Wait>,
     queue_max: Option<usize>,
     wait_max: Option<Wait>,
     running_max: Option<usize>,
@@ -122,7 +127,7 @@ impl RawModel {
             "first_byte_max is 0, so no answer could ever be in time; make it longer, or leave it out",
         );
         let rules = self.rules(every, hibernate, http.as_ref(), here);
-        let is_beside = self.tests_beside(engine, here);
+        let is_beside = self.tests_beside(engine, rules.slice_max.is_some(), here);
         let parameters = Parameters::checked(self.parameters, self.strip, here);
         let variants = self.variants.into_iter();
         let variants = variants.map(|(name, set)| (name, parameters::fields("variants", set, here)));
@@ -253,13 +258,9 @@ impl RawModel {
         Some(http)
     }
 
-    /// By default where its wakes compare all bytes: an engine that says that it has Poorwill's sleep mode, at level 1.
-    fn tests_beside(&self, engine: EngineKind, mistakes: &mut SectionMistakes<'_>) -> bool {
-        let is_set = |value: &String| !matches!(value.as_str(), "" | "0");
-        let is_backend = |words: &[String]| words[0] == "--sleep-mode-backend" && words[1] == "poorwill";
-        let has_poorwill = self.environment.get("POORWILL_SLEEP_MODE").is_some_and(is_set)
-            || self.command.windows(2).any(is_backend)
-            || self.command.iter().any(|word| word == "--sleep-mode-backend=poorwill");
+    /// By default where its wakes compare all bytes: an engine that says that it has Poorwill's sleep mode, at level 1. Also
+    /// where its requests are kept, which run then.
+    fn tests_beside(&self, engine: EngineKind, keeps: bool, mistakes: &mut SectionMistakes<'_>) -> bool {
         let is_compared = engine != EngineKind::Http && self.level.unwrap_or(1) == 1;
         let when = self.canary.when;
         mistakes.add_if(
@@ -274,7 +275,41 @@ impl RawModel {
             "the canary's when is \"beside\", which is for texts that are compared with the first one; leave it, kind or \
              expect out",
         );
-        is_text && is_compared && when.map_or(has_poorwill, |when| when == CanaryTime::Beside)
+        is_text && is_compared && when.map_or(keeps || self.has_poorwill(), |when| when == CanaryTime::Beside)
+    }
+
+    /// Whether its engine says that it has Poorwill's sleep mode.
+    fn has_poorwill(&self) -> bool {
+        let is_set = |value: &String| !matches!(value.as_str(), "" | "0");
+        let is_backend = |words: &[String]| words[0] == "--sleep-mode-backend" && words[1] == "poorwill";
+        self.environment.get("POORWILL_SLEEP_MODE").is_some_and(is_set)
+            || self.command.windows(2).any(is_backend)
+            || self.command.iter().any(|word| word == "--sleep-mode-backend=poorwill")
+    }
+
+    /// How long its turns last until its requests are kept in a sleep, by its own rule and that of all models.
+    fn slice_max(
+        &self,
+        own: Option<Wait>,
+        every: Option<Wait>,
+        can_sleep: bool,
+        mistakes: &mut SectionMistakes<'_>,
+    ) -> Option<Duration> {
+        let is_vllm = self.engine.unwrap_or(EngineKind::Vllm) == EngineKind::Vllm;
+        let canary = &self.canary;
+        let is_before = canary.when == Some(CanaryTime::Before) && canary.expect.is_none();
+        let is_exact =
+            is_before && matches!(canary.kind, None | Some(CanaryKind::Completion | CanaryKind::Chat));
+        let can_keep = is_vllm && can_sleep && self.level.unwrap_or(1) == 1 && !is_exact;
+        let is_set = |wait: &Wait| !wait.0.is_zero();
+        mistakes.add_if(
+            own.as_ref().is_some_and(is_set) && !can_keep,
+            "slice_max is for a vllm that sleeps at level 1, which keeps its requests then, and runs them beside its \
+             canary; leave it out, and turns end with their requests, or have the canary beside, or expect a text",
+        );
+        let usual = || self.has_poorwill().then_some(SLICE_MAX);
+        let slice_max = own.or(every).map_or_else(usual, |wait| is_set(&wait).then_some(wait.0));
+        slice_max.filter(|_| can_keep)
     }
 
     /// Without `http`, it is not known whether it sleeps.
@@ -286,13 +321,14 @@ impl RawModel {
         mistakes: &mut SectionMistakes<'_>,
     ) -> Rules {
         let own = std::mem::take(&mut self.rules);
-        let (is_to_hibernate, hibernates) = (own.hibernate(), own.hibernates);
+        let (is_to_hibernate, hibernates, slice_max) = (own.hibernate(), own.hibernates, own.slice_max);
         let gpus = self.gpus.clone().unwrap_or_else(|| vec![0]);
         let mut rules = own.over(every).rules(gpus.into_iter().map(Gpu).collect());
         rules.need_bytes = self.need.map(|size| size.0);
         rules.can_restart = !self.command.is_empty();
         let has_calls = http.is_none_or(|http| http.sleep.is_some());
         rules.can_sleep &= self.engine != Some(EngineKind::Http) || has_calls;
+        rules.slice_max = self.slice_max(slice_max, every.slice_max, rules.can_sleep, mistakes);
         if is_to_hibernate {
             mistakes.add_if(hibernate.is_none(), WITHOUT_HIBERNATE);
             check_hibernation(&rules, hibernates, mistakes);
@@ -437,6 +473,7 @@ impl RawRules {
             turn_per_swap: self.turn_per_swap.or(every.turn_per_swap),
             grace: self.grace.or(every.grace),
             turn_max: self.turn_max.or(every.turn_max),
+            slice_max: self.slice_max.or(every.slice_max),
             queue_max: self.queue_max.or(every.queue_max),
             wait_max: self.wait_max.or(every.wait_max),
             running_max: self.running_max.or(every.running_max),

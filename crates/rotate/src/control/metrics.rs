@@ -68,6 +68,7 @@ pub(super) struct Metrics {
     shortfalls: Series<OfModel, Counter>,
     quarantines: Series<OfModel, Counter>,
     hibernations: Series<OfModel, Counter>,
+    cuts: Series<OfModel, Counter>,
     looks_failed: Series<OfModel, Counter>,
     lost: Counter,
     removed: Removed,
@@ -98,12 +99,16 @@ impl Metrics {
             by_model("shortfalls", "GPUs on which a sleep or a hibernation released less than expected");
         let quarantines = by_model("quarantines", "Quarantines after failures");
         let hibernations = by_model("hibernations", "Times that the engine was taken off its GPUs");
+        let cuts = by_model(
+            "cuts",
+            "Turns that were cut in the middle of answers, whether or not the engine kept them",
+        );
         let looks_failed = by_model("looks_failed", "Looks at a ready engine that failed, and count");
         let lost = Counter::default();
         registry.register("events_lost", "Events that were lost before they could be counted", lost.clone());
         requests.register(&mut registry);
         let mut by_model: Vec<Box<dyn Forget>> = vec![Box::new(failures.clone())];
-        for series in [&canary_failures, &shortfalls, &quarantines, &hibernations, &looks_failed] {
+        for series in [&canary_failures, &shortfalls, &quarantines, &hibernations, &cuts, &looks_failed] {
             by_model.push(Box::new(series.clone()));
         }
         let removed = Removed::new(requests, by_model);
@@ -115,6 +120,7 @@ impl Metrics {
             shortfalls,
             quarantines,
             hibernations,
+            cuts,
             looks_failed,
             lost,
             removed,
@@ -150,10 +156,16 @@ impl Metrics {
             EventKind::Hibernated { .. } => {
                 self.hibernations.of(model()).inc();
             }
+            EventKind::Kept { .. } => {
+                self.cuts.of(model()).inc();
+            }
             EventKind::LookFailed { .. } => {
                 self.looks_failed.of(model()).inc();
             }
-            EventKind::Stage { .. } | EventKind::Learnt { .. } | EventKind::Grew { .. } => {}
+            EventKind::Stage { .. }
+            | EventKind::Tested
+            | EventKind::Learnt { .. }
+            | EventKind::Grew { .. } => {}
         }
     }
 
@@ -167,7 +179,7 @@ impl Metrics {
         for model in &now.models {
             // A counter has to exist at 0 before alerts can see it rise.
             let counters = [&self.canary_failures, &self.shortfalls, &self.quarantines, &self.hibernations];
-            for series in counters.into_iter().chain([&self.looks_failed]) {
+            for series in counters.into_iter().chain([&self.cuts, &self.looks_failed]) {
                 drop(series.of(OfModel { model: model.name.clone() }));
             }
         }

@@ -24,6 +24,13 @@ pub trait Engine: fmt::Debug + Send + Sync {
     /// be awake, by its memory.
     fn sleep(&self) -> EngineFuture<'_, ()>;
 
+    /// The same with its running requests, which go on after its next wake. Others end before a sleep.
+    fn sleep_keeping(&self) -> EngineFuture<'_, ()> {
+        let reason = "an engine of its kind keeps no requests in a sleep".to_owned();
+        let request_line = "sleep".to_owned();
+        Box::pin(std::future::ready(Err(EngineError::Unsupported { request_line, reason })))
+    }
+
     /// Wakes and reloads dropped weights, until the engine reports completion. One that moves is known to be asleep, by its
     /// memory.
     fn wake(&self) -> EngineFuture<'_, ()>;

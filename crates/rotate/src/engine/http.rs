@@ -153,6 +153,11 @@ impl Reply {
         EngineError::Unsupported { request_line: self.request_line.clone(), reason: reason.to_owned() }
     }
 
+    /// In the engine's own words.
+    pub(super) fn unsupported_as_said(&self) -> EngineError {
+        self.unsupported(&excerpt(&self.body))
+    }
+
     /// With the beginning of the answer. Not for answers that may contain secrets.
     pub(super) fn unexpected_with_excerpt(&self, reason: &str) -> EngineError {
         self.unexpected(&format!("{reason}; it answered: {}", excerpt(&self.body)))

@@ -3,7 +3,8 @@
 //! Level 1 keeps the weights in host memory. Level 2 drops them, and a wake takes three calls: memory of the weights,
 //! the weights, memory of the KV cache.
 //!
-//! `mode=wait` waits for requests that bypassed the rotation; newer versions would otherwise end them. Some versions
+//! `mode=wait` waits for requests that bypassed the rotation; newer versions would otherwise end them. `mode=keep` keeps
+//! those that run. Some versions
 //! report the new state in their answer; older ones answer with an empty body.
 
 use serde_json::{Value, json};
@@ -15,6 +16,9 @@ use super::healthy::is_healthy;
 use super::http::{Http, Reply};
 use crate::config::CanaryKind;
 use poorwill_rotation_policy::EngineState;
+
+/// Of a sleep in which an engine cannot keep its requests.
+const NOT_IMPLEMENTED: u16 = 501;
 
 const DEV_MODE: &str = "it has no such endpoint; start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment, and --enable-sleep-mode; or say sleeps = false, and it is stopped instead";
 
@@ -73,6 +77,16 @@ impl Engine for Vllm {
         Box::pin(async {
             let reply = self.post(&format!("/sleep?level={}&mode=wait", self.level), None).await?;
             check_status(&reply, "sleeping")
+        })
+    }
+
+    fn sleep_keeping(&self) -> EngineFuture<'_, ()> {
+        Box::pin(async {
+            let reply = self.http.post(&format!("/sleep?level={}&mode=keep", self.level), None).await?;
+            if reply.status == NOT_IMPLEMENTED {
+                return Err(reply.unsupported_as_said());
+            }
+            check_status(&reply.done()?, "sleeping")
         })
     }
 

@@ -78,8 +78,13 @@ type AdmitReply = oneshot::Sender<Result<Admitted, Refused>>;
 pub(super) struct Admitted {
     /// Fires when its model leaves.
     pub(super) aborted: CancellationToken,
-    /// The canary beside it.
-    pub(super) trial: Option<watch::Receiver<Trial>>,
+    /// What its canaries say, now and behind each turn that was cut.
+    pub(super) trial: watch::Receiver<Trial>,
+}
+
+/// Nothing is held back.
+fn trusted() -> Arc<watch::Sender<Trial>> {
+    Arc::new(watch::Sender::new(Trial::Right))
 }
 
 #[derive(Debug)]
@@ -95,8 +100,10 @@ pub(super) struct Actor {
     waiting: HashMap<RequestId, AdmitReply>,
     /// Cancel the running requests of a model.
     aborts: Vec<CancellationToken>,
-    /// The canaries that run beside requests, by model number.
-    trials: Vec<Option<Arc<watch::Sender<Trial>>>>,
+    /// What the canary last said of each model's requests, while its engine lives.
+    trials: Vec<Arc<watch::Sender<Trial>>>,
+    /// Parts of answers at the last step, by model number.
+    parts: Vec<u64>,
     /// Whether the last input is a wrong canary.
     was_wrong: bool,
     tasks: HashMap<OpId, (AbortHandle, Task)>,
@@ -127,7 +134,8 @@ impl Actor {
             histories,
             waiting: HashMap::new(),
             aborts: (0..models).map(|_| CancellationToken::new()).collect(),
-            trials: vec![None; models],
+            trials: (0..models).map(|_| trusted()).collect(),
+            parts: vec![0; models],
             was_wrong: false,
             tasks: HashMap::new(),
             suspected: HashSet::new(),
@@ -243,7 +251,10 @@ impl Actor {
         let running = |id| self.policy.status(ModelId(id)).map_or(0, |status| status.running);
         let requests: usize = (0..self.histories.len()).map(running).sum();
         let moves = |(_, task): &&(AbortHandle, Task)| {
-            matches!(task, Task::Sleep | Task::Hibernate | Task::Resume | Task::Wake | Task::Stop)
+            matches!(
+                task,
+                Task::Sleep | Task::SleepKeeping | Task::Hibernate | Task::Resume | Task::Wake | Task::Stop
+            )
         };
         requests + self.tasks.values().filter(moves).count()
     }
@@ -255,14 +266,26 @@ impl Actor {
             && let Some(entry) = self.entry(model)
         {
             self.policy.set_canary_beside(model, entry.handle.tests_beside());
+            self.policy.set_keeps(model, entry.handle.may_keep());
         }
         let now = Time::from_start(self.began.elapsed());
         for (id, history) in self.histories.iter_mut().enumerate() {
             // A step that makes a model ready also empties its queue.
             history.waits_since = self.policy.waiting_since(ModelId(id));
         }
+        self.note_flows(now);
         for effect in self.policy.step(now, input) {
             self.carry_out(effect);
+        }
+    }
+
+    fn note_flows(&mut self, now: Time) {
+        let directory = self.directory.read().unwrap_or_else(PoisonError::into_inner);
+        let parts = directory.entries.iter().map(|entry| entry.answered.now()).zip(&mut self.parts);
+        for (id, (now_parts, parts)) in parts.enumerate() {
+            if std::mem::replace(parts, now_parts) != now_parts {
+                self.policy.flowed(ModelId(id), now);
+            }
         }
     }
 
@@ -272,7 +295,7 @@ impl Actor {
                 self.histories[model.0].admitted += 1;
                 // A sender that gave up has reported it, or will.
                 if let Some(reply) = self.waiting.remove(&request) {
-                    let trial = self.trials[model.0].as_ref().map(|trial| trial.subscribe());
+                    let trial = self.trials[model.0].subscribe();
                     let _gone = reply.send(Ok(Admitted { aborted: self.aborts[model.0].clone(), trial }));
                 }
             }
@@ -295,13 +318,19 @@ impl Actor {
                 if let Some(entry) = self.entry(model).filter(|_| self.was_wrong) {
                     entry.handle.failed_beside();
                     self.policy.set_canary_beside(model, false);
+                    self.policy.set_keeps(model, entry.handle.may_keep());
                 }
-                if let Some(trial) = self.trials[model.0].take() {
-                    trial.send_replace(if is_right { Trial::Right } else { Trial::Wrong });
+                let trial = &mut self.trials[model.0];
+                trial.send_replace(if is_right { Trial::Right } else { Trial::Wrong });
+                if !is_right {
+                    *trial = trusted();
                 }
             }
+            Effect::Kept(model) => drop(self.trials[model.0].send_replace(Trial::Open)),
             Effect::Abort(model) => {
+                // Before their trial ends, so that it is no wrong canary.
                 std::mem::replace(&mut self.aborts[model.0], CancellationToken::new()).cancel();
+                self.trials[model.0] = trusted();
             }
             Effect::Run { op, model, task, limit } => self.run_task(op, model, task, limit),
             Effect::Cancel(op) => {
@@ -317,10 +346,11 @@ impl Actor {
         let Some(entry) = self.entry(model) else { return };
         let messages = self.messages.clone();
         let need = self.policy.measured_need(model, task);
-        let trial = (task == Task::CanaryBeside).then(|| {
-            let trial = self.trials[model.0].get_or_insert_with(|| Arc::new(watch::Sender::new(Trial::Open)));
-            Arc::clone(trial)
-        });
+        let trial = (task == Task::CanaryBeside).then(|| Arc::clone(&self.trials[model.0]));
+        if let Some(trial) = &trial {
+            // Before anything is admitted beside it.
+            trial.send_replace(Trial::Open);
+        }
         let running = tokio::spawn(async move {
             let running = async {
                 match trial {
@@ -429,7 +459,8 @@ impl Actor {
                 debug_assert_eq!(added, ModelId(id));
                 self.histories.push(ModelHistory::new(&entry.model));
                 self.aborts.push(CancellationToken::new());
-                self.trials.push(None);
+                self.trials.push(trusted());
+                self.parts.push(0);
                 self.stages.write().unwrap_or_else(PoisonError::into_inner).push(StageName::Unknown);
             }
         }
@@ -443,6 +474,7 @@ impl Actor {
         for id in (0..self.histories.len()).map(ModelId) {
             if let Some(entry) = self.entry(id) {
                 self.policy.set_canary_beside(id, entry.handle.tests_beside());
+                self.policy.set_keeps(id, entry.handle.may_keep());
                 self.watch(id, entry);
             }
         }
@@ -526,6 +558,7 @@ fn now(entry: &Entry, status: &Status, history: &ModelHistory) -> ModelNow {
         is_supervised: model.start.is_some(),
         queued: status.queued,
         running: status.running,
+        kept: status.kept,
         admitted: history.admitted,
         refused: history.refused,
         held_bytes: status.held_bytes.clone(),

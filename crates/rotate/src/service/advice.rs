@@ -225,6 +225,7 @@ mod tests {
             is_supervised: true,
             queued: 0,
             running: 0,
+            kept: 0,
             admitted,
             refused: 0,
             held_bytes: None,

@@ -91,6 +91,12 @@ impl FirstAnswer {
         self.first.as_ref().zip(steady).map(|(first, text)| (first.kind, text))
     }
 
+    /// Whether a canary beside other requests is judged as well as alone: texts may differ in a batch.
+    pub(super) fn is_sure_in_batch(&self) -> bool {
+        let is_no_text = self.first.as_ref().is_some_and(|first| !first.kind.is_generation());
+        self.expect.is_some() || is_no_text || self.steady().is_some()
+    }
+
     /// The kind to ask by, to find out how much of the first answer stays the same beside requests. `None` where that is
     /// known, or not needed.
     pub(super) fn to_be_steadied(&self) -> Option<CanaryKind> {

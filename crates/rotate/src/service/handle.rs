@@ -136,6 +136,7 @@ impl EngineHandle {
             Task::Start => Ok(self.start(limit).await.map_or_else(|failed| failed, |()| TaskOutcome::Done)),
             Task::Stop => self.stop(limit).await.map(|()| TaskOutcome::Done),
             Task::Sleep => self.sleep().await.map(|()| TaskOutcome::Done).map_err(|error| error.to_string()),
+            Task::SleepKeeping => Ok(self.sleep_keeping().await),
             Task::Hibernate => Ok(self.hibernate().await),
             Task::Resume => self.resume(limit, need).await.map(|()| TaskOutcome::Done).or_else(later),
             Task::Wake => {
@@ -165,6 +166,18 @@ impl EngineHandle {
         self.engine.sleep().await?;
         *self.sleep_failed.lock().await = false;
         Ok(())
+    }
+
+    async fn sleep_keeping(&self) -> TaskOutcome {
+        *self.sleep_failed.lock().await = true;
+        match self.engine.sleep_keeping().await {
+            Ok(()) => {
+                *self.sleep_failed.lock().await = false;
+                TaskOutcome::Done
+            }
+            Err(error @ EngineError::Unsupported { .. }) => TaskOutcome::Unsupported(error.to_string()),
+            Err(error) => TaskOutcome::Failed(error.to_string()),
+        }
     }
 
     /// Waits for [`store_asleep`](Self::store_asleep), whose mark would be wrong from here on.
@@ -451,6 +464,11 @@ impl EngineHandle {
     /// Whether its canary may run beside requests.
     pub(super) fn tests_beside(&self) -> bool {
         self.canary().steady().is_some()
+    }
+
+    /// Whether its engine may keep requests over a sleep, as far as the canary behind the next wake is concerned.
+    pub(super) fn may_keep(&self) -> bool {
+        self.canary().is_sure_in_batch()
     }
 
     /// The canary beside requests, which wait for what `trial` says. Streams begin once it begins right, and wait again

@@ -129,6 +129,8 @@ impl History {
             }
             Event::Learnt { held_bytes } => EventKind::Learnt { held_bytes },
             Event::Grew { before_bytes, need_bytes } => EventKind::Grew { before_bytes, need_bytes },
+            Event::Tested => EventKind::Tested,
+            Event::Kept { requests } => EventKind::Kept { requests },
             Event::Hibernated { residue_bytes } => EventKind::Hibernated { residue_bytes },
             Event::LookFailed { reason, failed } => EventKind::LookFailed { reason, failed },
             Event::Quarantined { until, failures } => {

@@ -369,10 +369,7 @@ impl Service {
         let guard = RequestGuard { request, messages: self.0.messages.clone() };
         self.0.messages.send(Message::Arrived { request, model, priority, reply }).map_err(|_| ending)?;
         let Admitted { aborted, trial } = answer.await.map_err(|_| ending)??;
-        let mut admission = Admission::new(aborted, Box::new(guard));
-        if let Some(trial) = trial {
-            admission = admission.on_trial(trial);
-        }
+        let admission = Admission::new(aborted, Box::new(guard)).on_trial(trial);
         let directory = self.0.directory.read().unwrap_or_else(PoisonError::into_inner);
         let answered = directory.entries.get(model.0).map(|entry| entry.answered.counter());
         Ok(match answered {

@@ -60,6 +60,8 @@ pub struct ModelNow {
     pub queued: usize,
     /// Running requests.
     pub running: usize,
+    /// Those of them that its engine keeps in its sleep.
+    pub kept: usize,
     /// Requests admitted since the service began.
     pub admitted: u64,
     /// Requests refused since the service began.
@@ -300,6 +302,13 @@ pub enum EventKind {
         /// The known need now.
         need_bytes: Vec<u64>,
     },
+    /// Its turn ends, and its engine keeps what runs.
+    Kept {
+        /// How many requests.
+        requests: usize,
+    },
+    /// Its canary beside requests was right.
+    Tested,
     /// It hibernates.
     Hibernated {
         /// What left each of its GPUs.

@@ -59,6 +59,7 @@ impl Moves {
                 }
             }
             EventKind::Shortfall { .. } | EventKind::Learnt { .. } | EventKind::Grew { .. } => {}
+            EventKind::Kept { .. } | EventKind::Tested => {}
             EventKind::Hibernated { .. } | EventKind::Quarantined { .. } | EventKind::LookFailed { .. } => {}
         }
     }

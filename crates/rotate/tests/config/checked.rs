@@ -1061,6 +1061,33 @@ fn engines_lend_where_gpus_are_measured_by_nvml_or_have_a_folder() {
 }
 
 #[test]
+fn turns_are_cut_where_an_engine_keeps_requests_and_is_tested_beside_them() {
+    let two = Some(Duration::from_secs(2));
+    let ours = "command = [\"true\"]\nenvironment = { POORWILL_SLEEP_MODE = \"1\" }\n";
+    let own = "[model.rules]\nslice_max = \"2s\"\n";
+    let before = "[model.canary]\nwhen = \"before\"\n";
+    for (lines, slice, is_beside) in [
+        (String::new(), None, false),
+        (ours.to_owned(), two, true),
+        (own.to_owned(), two, true),
+        (format!("{ours}[model.rules]\nslice_max = \"0s\""), None, true),
+        (format!("level = 2\n{ours}"), None, false),
+        (format!("{ours}{before}"), None, false),
+        (format!("{own}{before}expect = \"3\""), two, false),
+    ] {
+        let config = parsed(&model(&lines)).unwrap();
+        let model = &config.models[0];
+        assert_eq!((model.rules.slice_max, model.canary.is_beside), (slice, is_beside), "{lines}");
+    }
+    for lines in
+        [format!("level = 2\n{own}"), format!("engine = \"sglang\"\n{own}"), format!("{own}{before}")]
+    {
+        let error = parsed(&model(&lines)).unwrap_err().to_string();
+        assert!(error.contains("slice_max is for a vllm"), "{lines}: {error}");
+    }
+}
+
+#[test]
 fn a_canary_runs_beside_requests_where_wakes_compare_bytes() {
     let is_beside = |lines: &str| parsed(&model(lines)).unwrap().models[0].canary.is_beside;
     let ours = "command = [\"vllm\"]\nenvironment = { POORWILL_SLEEP_MODE = \"1\" }\n";

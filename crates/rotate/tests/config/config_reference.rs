@@ -609,6 +609,12 @@ pub(super) fn sections() -> Vec<(&'static str, &'static str, Vec<Key>)> {
                     duration(rules.turn_max),
                     "longest turn while others wait; it ends earlier when more requests wait for them than this one has",
                 ),
+                (
+                    "slice_max",
+                    DURATION,
+                    "`2s` with Poorwill's sleep mode, else none".to_owned(),
+                    "longest turn of a vLLM at level 1 while others wait, after which its requests are kept in its sleep, and go on in its next turn; nine swaps, and at least `turn_per_swap`; 0: they end first",
+                ),
                 ("queue_max", "number", plain(rules.queue_max), "most waiting requests"),
                 ("wait_max", DURATION, duration(rules.wait_max), "longest wait of a request"),
                 ("running_max", "number", plain(rules.running_max), "most running requests"),

@@ -120,6 +120,7 @@ pub(crate) fn control(keys: &[&str]) -> Arc<Control> {
 
 pub(crate) fn model(name: &str, gpus: &[usize]) -> ModelNow {
     ModelNow {
+        kept: 0,
         name: name.to_owned(),
         aliases: vec![format!("{name}-alias")],
         adapters: vec![format!("{name}-adapter")],
