@@ -592,6 +592,9 @@ async def test_a_step_of_a_sleeping_engine_says_that_it_sleeps(vllm: Any, level:
     """In `LLM`, which steps until all requests have ended, no one else could wake it."""
     processes = EngineProcesses(vllm.engine(count=1))
     for frontend in (in_process(vllm, vllm.engine("EngineCore")), synchronous(vllm, processes)):
+        # The first asks whether the engine can, and its loop would answer a request meanwhile.
+        frontend.sleep(1, "keep")
+        frontend.wake_up()
         processes.is_by_hand = True
         frontend.add_request("asked", 1, PARAMS)
         processes.is_by_hand = False

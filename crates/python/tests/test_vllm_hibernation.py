@@ -8,47 +8,28 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_vllm import VERSIONS
 from fake_vllm.clients import HANGS_SECONDS, EngineProcesses, asynchronous, synchronous
 from fake_vllm.engines import PARAMS, make_config
-from fake_vllm.loader import Loader
 from fake_vllm.worker import WEIGHTS
 from poorwill import HibernateError, PoorwillError
-from poorwill.vllm import _engines, _frontend, _hibernation, _liveness, _metrics, _processes
+from poorwill.vllm import (
+    _engines,
+    _frontend,
+    _hibernation,
+    _liveness,
+    _metrics,
+    _processes,
+)
+from vllm_routes import HTTPException, called, install_fastapi, routes_of
 from vllm_sources import needs_sources
 
 pytest_plugins = ["vllm_cores"]
 pytestmark = needs_sources
-
-
-class HTTPException(Exception):
-    """FastAPI's."""
-
-    def __init__(self, status_code: int, detail: Any = None) -> None:
-        self.status_code, self.detail = status_code, detail
-
-
-class Router:
-    """FastAPI's, as far as routes are added."""
-
-    def __init__(self) -> None:
-        self.routes: list[Any] = []
-
-    def add_api_route(self, path: str, call: Any, *, methods: list[str], name: str) -> None:
-        self.routes.append(SimpleNamespace(path=path, call=call, methods=methods, name=name))
-
-    def post(self, path: str) -> Callable[[Any], Any]:
-        def add(call: Any) -> Any:
-            self.add_api_route(path, call, methods=["POST"], name=call.__name__)
-            return call
-
-        return add
-
-    get = post
 
 
 def failure(kind: str, message: str) -> HibernateError:
@@ -129,11 +110,7 @@ def around(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_frontend, "_HEALTH_TIMEOUT_SECONDS", HANGS_SECONDS)
     monkeypatch.setattr(_liveness, "_POLL_SECONDS", 0.01)
     monkeypatch.setattr(_metrics, "record", lambda statuses: None)
-    fastapi, responses = ModuleType("fastapi"), ModuleType("fastapi.responses")
-    vars(fastapi).update(HTTPException=HTTPException, Request=object, responses=responses)
-    vars(responses).update(JSONResponse=lambda content: content)
-    monkeypatch.setitem(sys.modules, "fastapi", fastapi)
-    monkeypatch.setitem(sys.modules, "fastapi.responses", responses)
+    install_fastapi(monkeypatch)
 
 
 def runs(test: Callable[..., Any]) -> Callable[..., None]:
@@ -146,13 +123,6 @@ def runs(test: Callable[..., Any]) -> Callable[..., None]:
     return run
 
 
-class Query(dict[str, str]):
-    """The parameters of a request."""
-
-    def getlist(self, name: str) -> list[str]:
-        return [self[name]] if name in self else []
-
-
 class Server:
     """vLLM's own routes beside ours, in front of a frontend."""
 
@@ -163,23 +133,7 @@ class Server:
 
     async def call(self, path: str, **query: str) -> Any:
         """A route's answer, or its status and sentence."""
-        [route] = [route for route in self.module.router.routes if route.path == path]
-        state = SimpleNamespace(engine_client=self.frontend)
-        request = SimpleNamespace(app=SimpleNamespace(state=state), query_params=Query(query))
-        try:
-            return await route.call(request)
-        except HTTPException as error:
-            return (error.status_code, error.detail)
-
-
-def routes_of(version: str) -> Any:
-    """vLLM's module of `/sleep`."""
-    module = "sleep" if int(version.split(".")[1]) < 23 else "dev.sleep"
-    name = f"vllm.entrypoints.serve.{module}.api_router"
-    loader = Loader(version, [name], {"poorwill"})
-    loader.give("fastapi", APIRouter=Router)
-    loader.give("fastapi.responses", JSONResponse=lambda content: content, Response=lambda status_code: None)
-    return loader.module(name)
+        return await called(self.module, self.frontend, path, **query)
 
 
 FIRST_PID = 1_000_001
@@ -744,4 +698,4 @@ def test_routes_are_added_once_where_sleeping_is(vllm: Any) -> None:
     ]
     for route in added:
         # FastAPI takes the request by it.
-        assert route.call.__annotations__ == {"raw_request": sys.modules["fastapi"].Request}
+        assert route.endpoint.__annotations__ == {"raw_request": sys.modules["fastapi"].Request}

@@ -21,7 +21,7 @@ SUITES = (
     *("vllm_hidden_suite", "vllm_budget_suite", "vllm_graphs_suite", "vllm_connectors_suite"),
     *("vllm_record_suite", "vllm_reports_suite", "vllm_lending_suite"),
     *("vllm_starts_suite", "vllm_others_suite"),
-    "vllm_unified_suite",
+    *("vllm_keep_suite", "vllm_unified_suite"),
 )
 # What a quick run has of them: starting, sleeping and waking in the newest, and how each of them ends.
 QUICK = {
@@ -29,6 +29,7 @@ QUICK = {
     ("vllm_unwritten_suite", RUN[-1]),
     ("vllm_hidden_suite", RUN[-1]),
     ("vllm_allocator_suite", RUN[-1]),
+    ("vllm_keep_suite", RUN[-1]),
     ("vllm_unified_suite", RUN[-1]),
     ("vllm_lending_suite", RUN[-1]),
     ("vllm_ends_suite", RUN[0]),
@@ -57,7 +58,7 @@ def test_a_worker_over_the_fakes(
         fake = {**fake, **nvml_beside(fake)}
     if suite == "vllm_unified_suite":
         fake = {**fake, "POORWILL_FAKE_CUDA_SIMULATE": "0:integrated=1,0:capability=12.1"}
-    if suite == "vllm_lending_suite":
+    if suite in ("vllm_lending_suite", "vllm_keep_suite"):
         shared = Path(fake["LD_LIBRARY_PATH"]) / "shared"
         shared.mkdir()
         fake = {**fake, "POORWILL_FAKE_CUDA_SHARED": str(shared)}
@@ -69,7 +70,7 @@ if OTHERS:
 
     @pytest.mark.every_minor
     @pytest.mark.parametrize("version", OTHERS)
-    @pytest.mark.parametrize("suite", [*SUITES[:3], *SUITES[-3:-1]])
+    @pytest.mark.parametrize("suite", [*SUITES[:3], "vllm_starts_suite", "vllm_others_suite"])
     def test_a_worker_of_any_version(
         subtests: pytest.Subtests,
         suite: str,

@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from vllm_engines import Start
+from vllm_engines import BLOCKS, Start
 
 
 def test_backups_are_neither_prepared_nor_kept(start: Start, caplog: pytest.LogCaptureFixture) -> None:
@@ -24,6 +24,19 @@ def test_backups_are_neither_prepared_nor_kept(start: Start, caplog: pytest.LogC
         assert engine.worker.poorwill_status()["host_bytes"] == 0
     engine.worker.sleep(2)
     assert engine.events("sleep")[-1]["released_bytes"] > sum(engine.shape.weights)
+
+
+def test_blocks_that_are_kept_take_what_they_release(start: Start) -> None:
+    engine = start().start()
+    before = [cache.numpy_bytes()[: engine.shape.page] for cache in engine.runner.every_cache()]
+    released = []
+    for kept in ([], [(0, BLOCKS)]):
+        engine.use_cache()
+        engine.worker.sleep(1, kept)
+        released.append(engine.events("sleep")[-1]["released_bytes"])
+        engine.worker.wake_up()
+    assert [cache.numpy_bytes()[: engine.shape.page] for cache in engine.runner.every_cache()] == before
+    assert released[0] - released[1] >= engine.shape.layers * engine.shape.page * BLOCKS
 
 
 def test_what_is_set_is_done_with_a_warning(start: Start, caplog: pytest.LogCaptureFixture) -> None:

@@ -70,6 +70,10 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.finished: list[str] = []
+        # Without blocks.
+        pool = SimpleNamespace(blocks=[], evict_blocks=lambda _: None)
+        coordinator = SimpleNamespace(single_type_managers=())
+        self.kv_cache_manager = SimpleNamespace(block_pool=pool, coordinator=coordinator)
 
     def add_request(self, request: Request) -> None:
         self.waiting.append(request)
@@ -135,7 +139,7 @@ class Ranks:
     """
 
     def __init__(self, vllm: "Vllm", count: int) -> None:
-        self.workers = [Worker(rank) for rank in range(count)]
+        self.workers = [vllm.make_worker(rank) for rank in range(count)]
         self.answers = [Answers() for _ in self.workers]
         self.loops = []
         for worker, answers in zip(self.workers, self.answers, strict=True):
@@ -240,8 +244,10 @@ class DataParallel:
 class Vllm:
     """A version, with modules without hooks."""
 
-    def __init__(self, version: str) -> None:
-        self.loader = Loader(version, REAL, {"poorwill"})
+    def __init__(self, version: str, also: Sequence[str] = ()) -> None:
+        """`also` are modules that are run as well, as far as the version has them."""
+        self.loader = Loader(version, REAL, {"poorwill", *(["numpy"] if also else [])})
+        self.loader.real |= {name for name in also if self.loader.has(name)}
         self.loader.give("cloudpickle", dumps=pickle.dumps, loads=pickle.loads)
         self.loader.give(
             "vllm.envs", VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=None, VLLM_V1_OUTPUT_PROC_CHUNK_SIZE=128
@@ -251,7 +257,7 @@ class Vllm:
             "vllm.renderers.inputs.preprocess", extract_prompt_components=lambda *_: (None, None, None)
         )
         self.make_worker: Callable[[int], Any] = Worker
-        """Of the engines that have theirs in their own process."""
+        """A rank's of the engines to come."""
         self.minor = int(version.split(".")[1])
         self.generation = _generations.of(version)
         self.core = self.loader.module("vllm.v1.engine.core")

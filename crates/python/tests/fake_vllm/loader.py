@@ -136,6 +136,10 @@ class Loader:
         """Puts something real into a module, stub or not."""
         vars(self.module(name)).update(contents)
 
+    def has(self, name: str) -> bool:
+        below = self.root.joinpath(*name.split("."))
+        return below.with_suffix(".py").is_file() or (below / "__init__.py").is_file()
+
     def module(self, name: str) -> Any:
         if name in self.modules:
             return self.modules[name]
@@ -161,7 +165,15 @@ class Loader:
         made.__package__ = name if is_package else name.rpartition(".")[0]
         if is_package:
             made.__path__ = []
-        exec(_compiled(path), vars(made))
+        # Where classes of dataclasses look up what their annotations mean.
+        before = sys.modules.get(name)
+        sys.modules[name] = made
+        try:
+            exec(_compiled(path), vars(made))
+        finally:
+            del sys.modules[name]
+            if before is not None:
+                sys.modules[name] = before
         return made
 
     def _import(self, name: str, names: Any = None, _: Any = None, wanted: Any = (), level: int = 0) -> Any:

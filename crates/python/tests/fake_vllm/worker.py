@@ -76,7 +76,10 @@ class Worker:
             }
         )
 
-    def sleep(self, level: int = 1) -> None:
+    def poorwill_can_keep(self, kept: Any) -> None:
+        self._enter("poorwill_can_keep")
+
+    def sleep(self, level: int = 1, kept: Any = ()) -> None:
         self._enter("sleep")
         kept = set(_environment.read().keep_awake)
         if "weights" not in self.asleep | kept:

@@ -7,6 +7,7 @@ plugged into it, has it.
 import contextlib
 import gc
 import importlib
+import weakref
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ class Shape:
     activations: int = 16 * MIB
     page: int = 64 * 1024
     """Of a layer's cache."""
+    has_keys_first: bool = False
+    """Whether a layer has the keys of all blocks before the values, as some do up to 0.28."""
     layers: int = 4
     builder: int = 2 * MIB
     """What the builders of metadata keep, before and behind the cache."""
@@ -107,6 +110,26 @@ class Model:
         self._buffers.clear()
 
 
+class Layer:
+    """An attention layer of the model, with its view of the cache, which lives no longer for it."""
+
+    def __init__(self, cache: Any, blocks: int, shape: Shape) -> None:
+        self.has_keys_first = shape.has_keys_first
+        self._cache, self._blocks, self._half = weakref.ref(cache), blocks, shape.page // 2
+
+    @property
+    def kv_cache(self) -> Any:
+        cache, blocks, half = self._cache(), self._blocks, self._half
+        if cache is None:
+            return None
+        if self.has_keys_first:
+            return cache.as_strided((2, blocks, half), (blocks * half, half, 1))
+        return cache.as_strided((blocks, 2, half), (2 * half, half, 1))
+
+    def get_attn_backend(self) -> Any:
+        return SimpleNamespace(get_kv_cache_block_dim=lambda *_: int(self.has_keys_first))
+
+
 class SpecOf:
     """A layer's cache, as its specification has it."""
 
@@ -131,7 +154,12 @@ def kv_config(shape: Shape, num_blocks: int) -> Any:
     return stub(
         "kv_cache_config",
         num_blocks=num_blocks,
-        kv_cache_tensors=[SimpleNamespace(size=shape.page * num_blocks, shared_by=[name]) for name in names],
+        kv_cache_tensors=[
+            SimpleNamespace(
+                size=shape.page * num_blocks, shared_by=[name], layers=[name], block_stride=shape.page
+            )
+            for name in names
+        ],
         kv_cache_layout=None,
     )
 
@@ -158,6 +186,7 @@ def config(shape: Shape, **settings: Any) -> Any:
         max_cudagraph_capture_size=8,
         cudagraph_capture_sizes=[1, 2, 4, 8],
         cudagraph_mode="NONE",
+        static_forward_context={},
     )
     made = stub(
         "vllm_config",
@@ -318,7 +347,7 @@ class GPUModelRunner:
     def initialize_kv_cache(
         self, kv_cache_config: Any, is_profiling: bool = False, kv_cache_allocation_context: Any = None
     ) -> None:
-        kv_cache_config = deepcopy(kv_cache_config)
+        self.kv_cache_config = kv_cache_config = deepcopy(kv_cache_config)
         self.builders = []
         self._make_builders()
         with kv_cache_allocation_context or contextlib.nullcontext():
@@ -329,6 +358,9 @@ class GPUModelRunner:
         """Hands the caches out. A layer that keeps state in place of keys has several tensors."""
         tensors = self._make_tensors(kv_cache_config)
         self.kv_caches = list(tensors.values())
+        layers = self.compilation_config.static_forward_context
+        blocks = kv_cache_config.num_blocks
+        layers.update({name: Layer(cache, blocks, self.shape) for name, cache in tensors.items()})
         if self.shape.is_hybrid:
             self.kv_caches = [self.kv_caches[0], self.kv_caches[1:]]
 

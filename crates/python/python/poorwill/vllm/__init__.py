@@ -10,6 +10,8 @@ How the parts fit:
   `allocator`.
 - `_engine`, `_frontend` and `_metrics` hook the engine's core and frontend. They refuse what cannot work,
   undo a failed sleep, report missing weights, and export metrics.
+- `_keep` chooses what a sleep keeps of the KV cache, and `_blocks` finds it in a rank's memory. `_routes`
+  takes what the caller of `/sleep` wants of it.
 - `_hibernation` adds the routes that take an engine off its GPUs; `_processes` asks
   whether it is, by `_driver`.
 - `_versions` first checks that this vLLM has what the hooks need.

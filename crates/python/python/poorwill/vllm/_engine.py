@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from poorwill import PoorwillError, UndoneError
-from poorwill.vllm import _connectors, _environment, _generations
+from poorwill.vllm import _connectors, _environment, _generations, _keep
+from poorwill.vllm._keep import KeepUnsupportedError
 from poorwill.vllm._platform import WORKER, is_active
 from poorwill.vllm._together import RESUMED, Part, Ranks
 
@@ -32,12 +33,20 @@ RESTORING = frozenset(
 )
 """Methods of the worker that may change the state of the memory."""
 
+# Calls that write no weights. Any other may, by an extension of the worker say.
+_READING = frozenset(
+    {"sleep", "wake_up", "synchronize_device", "check_health", "get_kv_connector_handshake_metadata"}
+)
+
 SCHEDULING = "scheduling"
 """The tag of level 0: no memory, but the scheduler."""
 
 # Calls for which each rank answers, also with an error. vLLM's own way stops at the first rank that fails. It
 # then takes the other ranks' answers for those of the next call.
 _ANSWERED = RESTORING | {"sleep", "wake_up", "discard", "poorwill_status", "poorwill_drop_backups"}
+
+# What a sleep of the worker is given besides the level.
+_KEPT = "kept"
 
 _ENDED = "the process of a rank has ended, and the engine ends with it: start it again"
 _ALL_WAKE = "call wake_up, in which all data parallel ranks take part"
@@ -174,6 +183,11 @@ class _Engine:
         self.before: _Before | None = None
         """That of the last sleep."""
         self.part = Part(self)
+        self.keeper = _keep.Keeper(core, self._ask)
+        # Whether blocks sleep of which other weights were written since.
+        self._is_outdated = False
+        # The runs of blocks that the sleep in progress keeps.
+        self._kept: list[tuple[int, int]] | None = None
         self.ranks = Ranks(
             int(core.vllm_config.parallel_config.world_size),
             lambda path: self._ask("poorwill_reaches", args=(path,)),
@@ -195,15 +209,20 @@ class _Engine:
 
     # Sleeping
 
-    def sleep(self, stock: Callable[..., Any], level: int, mode: str) -> Any:
+    def sleep(self, stock: Callable[..., Any], level: int, mode: str, keep_tags: Sequence[str] = ()) -> Any:
         """Pauses, drains and sleeps. On failure it restores the engine and says why."""
+        check_level(level)
+        mode, tags = _keep.decoded(mode)
+        wanted = _keep.Wanted.of(level, mode, (*tags, *_keep.named(keep_tags)))
         if self._draining is not None and self._draining[0] == level:
             return self._draining[1]
         if not self.has_to_sleep(level):
             return None
+        self.keep_with(wanted)
         self.before = before = self.state(level)
         try:
-            result = stock(level, mode)
+            with self.keeper.pausing():
+                result = stock(level, mode)
         except Exception as error:
             self._go_back(error, before)
         if level == 0:
@@ -212,6 +231,16 @@ class _Engine:
             return self._when_drained(result, before)
         self.is_down(level)
         return result
+
+    def keep_with(self, wanted: _keep.Wanted | None) -> None:
+        """What the next sleep keeps. Raises KeepUnsupportedError, with nothing changed, if it cannot."""
+        if wanted is not None and (cause := self.cannot_keep()) is not None:
+            raise KeepUnsupportedError.because(cause)
+        self.keeper.set(wanted)
+
+    def cannot_keep(self) -> str | None:
+        """Why no sleep can keep requests and prefixes."""
+        return _keep.problem(self.core, goes_on=self.goes_on())
 
     def state(self, level: int) -> _Before:
         """As it is before a sleep at this level."""
@@ -249,12 +278,15 @@ class _Engine:
 
     def _commit_sleep(self) -> None:
         """The last check before the ranks release memory."""
+        self._refuse_resumed()
+        if self.before is not None:
+            self.before.was_committed = True
+
+    def _refuse_resumed(self) -> None:
         # It may have been paused anew.
         was_resumed = self.before is not None and self.before.was_resumed
         if was_resumed or not self.core.is_scheduler_paused():
             raise PoorwillError(RESUMED)
-        if self.before is not None:
-            self.before.was_committed = True
 
     def _when_drained(self, drained: Future[Any], before: _Before) -> Future[Any]:
         slept: Future[Any] = Future()
@@ -298,6 +330,7 @@ class _Engine:
         """Wakes what has slept since then, and resumes if that is safe. Returns the state, if that is new."""
         if self._has_ended:
             return _ENDED
+        self.keeper.set(None)
         paused = self.core.is_scheduler_paused() and not before.is_paused
         # Its pause has ended that.
         self._is_held = before.is_held
@@ -358,12 +391,16 @@ class _Engine:
     def _sleep(self, level: int = 1) -> Any:
         """Replaces the executor's sleep, which cannot sleep when half awake. The ranks skip what sleeps."""
         asleep = self.asleep
+        self._refuse_resumed()
+        self._kept = self.keeper.take(asleep)
         self._hold_for_asleep(frozenset())
         try:
             result = self._stock_sleep(level)
         except BaseException:
             self._hold_for_asleep(asleep)
             raise
+        finally:
+            self._kept = None
         if kept := self.asleep.intersection(_environment.read().keep_awake):
             self._hold_for_asleep(self.asleep - kept)
         return result
@@ -412,6 +449,14 @@ class _Engine:
         """Resumes the scheduler if the memory has what it computes with."""
         if not self._may_run():
             return None
+        if self._is_outdated:
+            # Keys of other weights answer for nothing: requests are computed again, as in vLLM.
+            if not self.core.reset_prefix_cache(reset_running_requests=True):
+                raise PoorwillError(
+                    "resume: keys of the weights before are still in use; pause with mode=abort, then resume"
+                )
+            self.core.reset_encoder_cache()
+            self._is_outdated = False
         self.is_resuming = True
         try:
             result = stock()
@@ -537,10 +582,15 @@ class _Engine:
         **options: Any,
     ) -> Any:
         """Replaces the executor's own."""
+        if _keep.CACHE in self.asleep and self.keeper.has_kept and not _only_reads(method):
+            # Also if it fails in the middle.
+            self._is_outdated = True
         if others or options or not isinstance(method, str) or not self._is_answered(method):
             return self._stock_rpc(method, timeout, args, kwargs, *others, **options)
         if method == "sleep":
             self._commit_sleep()
+            if self._kept is not None:
+                kwargs = {**(kwargs or {}), _KEPT: self._kept}
         return self._ask(method, timeout, args, kwargs)
 
     def _is_answered(self, method: str) -> bool:
@@ -596,6 +646,10 @@ class _Engine:
             stock(request, wave)
 
 
+def _only_reads(method: Any) -> bool:
+    return isinstance(method, str) and (method in _READING or method.startswith("poorwill_"))
+
+
 def _engine_of(core: Any) -> _Engine | None:
     engine: _Engine | None = vars(core).get(_ENGINE)
     if engine is None and is_active(core.vllm_config):
@@ -627,14 +681,16 @@ def install_core(module: Any, vllm: _generations.Generation | None = None) -> No
     base.poorwill_go_on = _poorwill_go_on
     base.poorwill_processes = _poorwill_processes
     base.poorwill_part = _poorwill_part
+    base.poorwill_cannot_keep = _poorwill_cannot_keep
 
 
 def _sleep(stock: Any) -> Callable[..., Any]:
-    def sleep(self: Any, level: int = 1, mode: str = "abort") -> Any:
+    def sleep(self: Any, level: int = 1, mode: str = "abort", keep_tags: Sequence[str] = ()) -> Any:
         engine = _engine_of(self)
         if engine is None:
+            _keep.refuse_tags(keep_tags)
             return stock(self, level, mode)
-        return engine.sleep(functools.partial(stock, self), level, mode)
+        return engine.sleep(functools.partial(stock, self), level, mode, keep_tags)
 
     return sleep
 
@@ -671,7 +727,7 @@ def _resume_scheduler(stock: Any) -> Callable[..., Any]:
 def _pause_scheduler(stock: Any) -> Callable[..., Any]:
     def pause_scheduler(self: Any, mode: str = "abort", clear_cache: bool = True) -> Any:
         engine = _engine_of(self)
-        result = stock(self, mode, clear_cache)
+        result = stock(self, mode, clear_cache and (engine is None or engine.keeper.clears))
         if engine is not None:
             engine.pause()
         return result
@@ -732,6 +788,12 @@ def _poorwill_processes(self: Any) -> list[dict[str, Any]]:
     """For frontends: the processes that hold the GPUs."""
     engine = _engine_of(self)
     return [] if engine is None else engine.processes()
+
+
+def _poorwill_cannot_keep(self: Any) -> str | None:
+    """For frontends: why no sleep can keep requests and prefixes."""
+    engine = _engine_of(self)
+    return None if engine is None else engine.cannot_keep()
 
 
 def _poorwill_part(self: Any, act: str, args: Any) -> Any:

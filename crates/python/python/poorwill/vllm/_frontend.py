@@ -19,7 +19,7 @@ from http import HTTPStatus
 from typing import Any
 
 from poorwill import PoorwillError
-from poorwill.vllm import _generations, _metrics
+from poorwill.vllm import _generations, _keep, _metrics
 from poorwill.vllm._engine import (
     RESTORING,
     SCHEDULING,
@@ -30,12 +30,13 @@ from poorwill.vllm._engine import (
     sleeps,
 )
 from poorwill.vllm._engines import Engines, Operation, Turn
+from poorwill.vllm._keep import KeepUnsupportedError
 from poorwill.vllm._liveness import outlive, outlive_async
 from poorwill.vllm._platform import is_active
 from poorwill.vllm._processes import Processes
 
 __all__ = [
-    *("install_async", "install_sync"),
+    *("install_async", "install_offline", "install_sync"),
     *("http_error", "look_at_engines", "look_for_processes", "watch_of"),
 ]
 
@@ -47,24 +48,24 @@ _HEALTH_TIMEOUT_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 
-def http_error(status: HTTPStatus, sentence: str) -> NotReadyError:
-    """The error that a server answers with this status; without a server, a plain NotReadyError."""
+def http_error(status: HTTPStatus, sentence: str, of: Any = NotReadyError) -> PoorwillError:
+    """The error of a class that a server answers with this status; without a server, a plain one."""
     # Imported wherever requests arrive by HTTP.
     fastapi = sys.modules.get("fastapi")
-    if fastapi is None:
-        return NotReadyError(sentence)
-    error: NotReadyError = _http_error_type(fastapi.HTTPException)(status, sentence)
+    error: PoorwillError = (
+        of(sentence) if fastapi is None else _http_error_type(fastapi.HTTPException, of)(status, sentence)
+    )
     return error
 
 
-def unavailable(sentence: str) -> NotReadyError:
+def unavailable(sentence: str) -> PoorwillError:
     """The same with HTTP 503."""
     return http_error(HTTPStatus.SERVICE_UNAVAILABLE, sentence)
 
 
 @functools.cache
-def _http_error_type(http_exception: Any) -> Any:
-    class UnavailableError(NotReadyError, http_exception):  # type: ignore[misc]
+def _http_error_type(http_exception: Any, of: Any) -> Any:
+    class UnavailableError(of, http_exception):  # type: ignore[misc]
         """An exception that vLLM's FastAPI handlers turn into an answer."""
 
         def __init__(self, status: HTTPStatus, sentence: str) -> None:
@@ -93,6 +94,8 @@ class _Watch:
         """Whether its scheduler was paused then."""
         self.changes: set[asyncio.Future[None]] = set()
         """Sleeps and wakes that have not ended."""
+        self.cannot_keep: list[str | None] | None = None
+        """Why no sleep can keep requests, of each engine. That stays as it is, once it is known."""
         self.processes = Processes()
         self.engines = Engines()
         self._look: asyncio.Future[None] | None = None
@@ -179,6 +182,14 @@ def watch_of(frontend: Any) -> _Watch | None:
         watch = _Watch()
         setattr(frontend, _WATCH, watch)
     return watch
+
+
+def _refuse_keeping(causes: Sequence[str | None]) -> None:
+    """Raises KeepUnsupportedError, by HTTP 501, where an engine has a cause."""
+    for cause in causes:
+        if cause is not None:
+            sentence = KeepUnsupportedError.sentence(cause)
+            raise http_error(HTTPStatus.NOT_IMPLEMENTED, sentence, KeepUnsupportedError)
 
 
 def _original(error: Exception) -> Exception:
@@ -456,12 +467,21 @@ def install_async(module: Any, vllm: _generations.Generation | None = None) -> N
 
 
 def _sleep_async(stock: Any) -> Callable[..., Any]:
-    async def sleep(self: Any, level: int = 1, mode: str = "abort") -> Any:
+    async def sleep(self: Any, level: int = 1, mode: str = "abort", keep_tags: Sequence[str] = ()) -> Any:
         watch = watch_of(self)
         if watch is None:
+            _keep.refuse_tags(keep_tags)
             return await stock(self, level, mode)
         check_level(level)
+        tags = _keep.asked(keep_tags)
+        wanted = _keep.Wanted.of(level, _keep.checked(mode), tags)
         await _refuse_hibernating_async(self, watch)
+        if wanted is not None:
+            several = len(self.engine_core.core_engines) > 1
+            if watch.cannot_keep is None and not several:
+                watch.cannot_keep = await _ask_async(self, "poorwill_cannot_keep")
+            _refuse_keeping([_keep.SEVERAL] if several else watch.cannot_keep or ())
+        mode = _keep.encoded(mode, tags)
         change = functools.partial(stock, self, level, mode)
         return await _change_async(self, watch, change, "sleep", level, mode)
 
@@ -604,13 +624,34 @@ def install_sync(module: Any, vllm: _generations.Generation | None = None) -> No
         replace(frontend, "release_kv_cache_memory", _operation)
 
 
+def install_offline(module: Any) -> None:
+    """Installs the hook on the LLM of `vllm.entrypoints.llm`."""
+    replace(module.LLM, "sleep", _sleep_offline)
+
+
+def _sleep_offline(stock: Any) -> Callable[..., Any]:
+    def sleep(self: Any, level: int = 1, mode: str = "abort", keep_tags: Sequence[str] = ()) -> Any:
+        with _keep.asking(keep_tags):
+            return stock(self, level, mode)
+
+    return sleep
+
+
 def _sleep(stock: Any) -> Callable[..., Any]:
-    def sleep(self: Any, level: int = 1, mode: str = "abort") -> Any:
+    def sleep(self: Any, level: int = 1, mode: str = "abort", keep_tags: Sequence[str] = ()) -> Any:
         watch = watch_of(self)
         if watch is None:
+            _keep.refuse_tags(keep_tags)
             return stock(self, level, mode)
         check_level(level)
-        return _operate(self, watch, functools.partial(stock, self, level, mode))
+        tags = _keep.asked(keep_tags)
+        wanted = _keep.Wanted.of(level, _keep.checked(mode), tags)
+        _refuse_hibernating(watch)
+        if wanted is not None:
+            if watch.cannot_keep is None:
+                watch.cannot_keep = [_ask(self, "poorwill_cannot_keep")]
+            _refuse_keeping(watch.cannot_keep)
+        return _operate(self, watch, functools.partial(stock, self, level, _keep.encoded(mode, tags)))
 
     return sleep
 

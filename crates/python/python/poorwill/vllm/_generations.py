@@ -85,6 +85,19 @@ class Vllm0_20:
             return [(runner, name) for name in names]
         return [(importlib.import_module(_SECOND_RUNNER), "init_kv_cache")]
 
+    def layers_of(self, tensor: Any) -> Sequence[str]:
+        """The layers that have a part of the KV cache, as its configuration describes it."""
+        names: Sequence[str] = tensor.shared_by
+        return names
+
+    def block_dimension(self, layer: Any) -> int:
+        """Which dimension of a layer's view counts blocks: that of an unlikely number in a shape."""
+        return int(layer.get_attn_backend().get_kv_cache_block_dim(16, 1, 256))
+
+    def block_step(self, tensor: Any) -> int | None:
+        """Bytes from block to block, in the versions where other layers may lie in between."""
+        return None
+
     # The engine's core
 
     def tell_asleep(self, executor: Any, tags: frozenset[str]) -> None:
@@ -159,6 +172,17 @@ class Vllm0_29(Vllm0_27):
 
     since = (0, 29, 0)
     resets_scales = False
+
+    def layers_of(self, tensor: Any) -> Sequence[str]:
+        names: Sequence[str] = tensor.layers
+        return names
+
+    def block_dimension(self, layer: Any) -> int:
+        # Of all layouts, blocks come first in a layer's view.
+        return 0
+
+    def block_step(self, tensor: Any) -> int | None:
+        return int(tensor.block_stride)
 
     def cache_makers(self, runner: Any) -> list[Maker]:
         return []

@@ -122,7 +122,12 @@ class TritonHook(Hook):
 
 
 class RouteHook(Hook):
-    """A hook for routes of vLLM's server, which an engine serves without."""
+    """A hook for routes of vLLM's server, and for what its callers pass. An engine serves without."""
+
+    def __init__(self, module: str, ours: str, function: str, lacks: str) -> None:
+        super().__init__(module, ours, function)
+        self.lacks = lacks
+        """What there is not without it."""
 
     def _install(self, module: ModuleType) -> None:
         from poorwill.vllm import _versions
@@ -130,7 +135,7 @@ class RouteHook(Hook):
         try:
             _versions.check(_versions.running(), module)
         except _versions.UnsupportedVllmError as refusal:
-            _warn("there are no routes for hibernating", refusal)
+            _warn(f"there {self.lacks}", refusal)
             return
         getattr(importlib.import_module(self.ours), self.function)(module)
 
@@ -168,10 +173,18 @@ HOOKS = (
     Hook("vllm.v1.engine.llm_engine", "poorwill.vllm._frontend", "install_sync"),
 )
 
-ROUTE_HOOKS = tuple(
-    # The first until 0.22, the second from 0.23 on.
-    RouteHook(f"vllm.entrypoints.serve.{module}.api_router", "poorwill.vllm._hibernation", "install_routes")
-    for module in ("sleep", "dev.sleep")
+_NO_TAGS = "is no keep_tags"
+ROUTE_HOOKS = (
+    *(
+        # The first until 0.22, the second from 0.23 on.
+        RouteHook(f"vllm.entrypoints.serve.{module}.api_router", f"poorwill.vllm.{ours}", function, lacks)
+        for module in ("sleep", "dev.sleep")
+        for ours, function, lacks in (
+            ("_hibernation", "install_routes", "are no routes for hibernating"),
+            ("_routes", "install", _NO_TAGS),
+        )
+    ),
+    RouteHook("vllm.entrypoints.llm", "poorwill.vllm._frontend", "install_offline", _NO_TAGS),
 )
 
 _OFFLOADER = "vllm.model_executor.offloader"

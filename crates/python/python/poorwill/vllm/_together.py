@@ -15,6 +15,7 @@ from typing import Any
 
 from poorwill import Decision, PoorwillError, UndoneError
 from poorwill._ranks import open_decision, remove, warn, warn_apart
+from poorwill.vllm import _keep
 from poorwill.vllm._processes import here
 
 __all__ = ["METHODS", "RESUMED", "Part", "Ranks", "open_decision", "remove", "warn", "warn_apart"]
@@ -57,6 +58,8 @@ class Part:
         self._engine = engine
         self._before: dict[str, Any] = {}
         """How it was before each sleep that may have to be taken back."""
+        self._wanted: dict[str, _keep.Wanted | None] = {}
+        """What each of them is to keep."""
 
     def describe(self, level: int | None) -> dict[str, Any]:
         """What a frontend has to know, and why this engine would refuse a sleep at this level."""
@@ -83,8 +86,11 @@ class Part:
     def pause(self, sleep: str, level: int, mode: str | None) -> Any:
         """Pauses and drains as for a sleep, which may take long; not where `mode` is None."""
         engine = self._engine
+        mode, tags = _keep.decoded(mode)
+        wanted = _keep.Wanted.of(level, mode, tags)
         if not engine.has_to_sleep(level):
             return None
+        engine.keep_with(wanted)
         before = engine.state(level)
         for other in self._before.values():
             if other.level == 0:
@@ -92,8 +98,11 @@ class Part:
                 continue
             # It has paused for that one.
             before.is_paused = before.is_paused and other.is_paused
-        self._before[sleep] = before
-        return None if mode is None else engine.core.pause_scheduler(mode, level > 0)
+        self._before[sleep], self._wanted[sleep] = before, wanted
+        if mode is None:
+            return None
+        with engine.keeper.pausing():
+            return engine.core.pause_scheduler(mode, level > 0)
 
     def act(
         self, sleep: str | None, args: Sequence[Any], engines: int, group: Sequence[Any] | None
@@ -119,13 +128,15 @@ class Part:
         return {"value": value, "error": error, "is_undone": is_undone, "is_read": not ranks.is_late}
 
     def _sleep(self, sleep: str, level: int) -> None:
-        engine, before = self._engine, self._before.get(sleep)
-        self._before.clear()
+        engine, before, wanted = self._engine, self._before.get(sleep), self._wanted.get(sleep)
+        self.forget()
         if engine.has_to_sleep(level):
             if before is None:
                 # Another pause has ended it since.
                 raise PoorwillError(RESUMED)
             engine.before = self._before[sleep] = before
+            # Another frontend may have paused it since, for a sleep of its own.
+            engine.keeper.set(wanted)
             engine.executor.sleep(level)
             engine.is_down(level)
 
@@ -137,6 +148,7 @@ class Part:
     def forget(self) -> None:
         """No sleep is taken back behind a wake or a resumption."""
         self._before.clear()
+        self._wanted.clear()
 
 
 class Ranks:

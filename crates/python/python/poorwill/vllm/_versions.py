@@ -70,6 +70,8 @@ def _contract() -> Iterator[Need]:
     yield need("CacheConfig.kv_cache_memory_bytes", "field")
     need = _in_module("vllm.config.model")
     yield need("ModelConfig.enable_sleep_mode", "field")
+    yield need("ModelConfig.multimodal_config", "field")
+    yield Need("vllm.config.multimodal", "MultiModalConfig.mm_processor_cache_type", "field")
     yield need("ModelConfig.sleep_mode_backend", "field", since=REGISTRY)
     yield need("ModelConfig.enable_nccl_comm_suspend", "field", since=(0, 30, 0))
     yield Need("vllm.config.vllm", "VllmConfig.use_cumem_cudagraph_pool", "field", since=(0, 32, 0))
@@ -242,6 +244,34 @@ def _contract() -> Iterator[Need]:
         yield need(f"CompilationConfig.{field}", "field")
     yield Need("vllm.config.scheduler", "SchedulerConfig.max_num_batched_tokens", "field")
 
+    # Blocks that a sleep keeps: which those are, and where they lie.
+    yield Need("vllm.v1.core.sched.scheduler", "Scheduler.kv_cache_manager", "field")
+    need = _in_module("vllm.v1.core.kv_cache_manager")
+    for field in ("block_pool", "coordinator"):
+        yield need(f"KVCacheManager.{field}", "field")
+    yield Need("vllm.v1.core.kv_cache_coordinator", "KVCacheCoordinator.single_type_managers", "field")
+    need = _in_module("vllm.v1.core.block_pool")
+    yield need("BlockPool.blocks", "field")
+    yield need("BlockPool.evict_blocks", "method", "block_ids", is_whole=True)
+    need = _in_module("vllm.v1.core.kv_cache_utils")
+    for field in ("block_id", "ref_cnt", "is_null", "block_hash"):
+        yield need(f"KVCacheBlock.{field}", "field")
+    need = _in_module("vllm.v1.kv_cache_interface")
+    for field in ("num_blocks", "kv_cache_tensors"):
+        yield need(f"KVCacheConfig.{field}", "field")
+    yield need("KVCacheTensor.shared_by", "field", until=(0, 29, 0))
+    yield need("KVCacheTensor.layers", "field", since=(0, 29, 0))
+    yield need("KVCacheTensor.block_stride", "field", since=(0, 24, 0))
+    yield Need("vllm.config.compilation", "CompilationConfig.static_forward_context", "field")
+    probing = ("block_size", "num_kv_heads", "head_size")
+    yield Need(
+        "vllm.v1.attention.backend",
+        *("AttentionBackend.get_kv_cache_block_dim", "classmethod", probing),
+        until=(0, 29, 0),
+    )
+    for module in ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner"):
+        yield Need(module, "GPUModelRunner.kv_cache_config", "field")
+
     # The engine's core, and the executor that calls its workers.
     need = _in_module("vllm.v1.engine.core")
     rpc = ("method", "timeout", "args", "kwargs")
@@ -315,6 +345,8 @@ def _contract() -> Iterator[Need]:
     yield need("AsyncMPClient.core_engines", "field")
     yield need("AsyncMPClient.client_count", "field")
 
+    yield Need("vllm.entrypoints.llm", "LLM.sleep", "method", ("level", "mode"), is_whole=True)
+
     need = _in_module("vllm.v1.engine.output_processor")
     yield need("OutputProcessor.has_unfinished_requests", "method", is_whole=True)
 
@@ -326,6 +358,7 @@ def _contract() -> Iterator[Need]:
     ):
         need = _in_module(module)
         yield need("engine_client", "function", "request", is_whole=True, **span)
+        yield need("sleep", "function", "raw_request", is_async=True, **span)
         yield need("router", "value", **span)
 
 

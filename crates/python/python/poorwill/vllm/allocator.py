@@ -57,6 +57,7 @@ class Allocator:
         self._renamed: dict[str, str] = {}
         self._current_tag = self.default_tag
         self._level: int | None = None
+        self._kept: list[tuple[int, int]] = []
         self._group: dict[str, Any] = {}
         self._decision: Decision | None = None
         self._ranks = 0
@@ -192,6 +193,15 @@ class Allocator:
             self._level = before
 
     @contextlib.contextmanager
+    def keeping(self, ranges: list[tuple[int, int]]) -> Iterator[None]:
+        """A sleep of the engine's in the context keeps these bytes, whose tags it drops."""
+        before, self._kept = self._kept, ranges
+        try:
+            yield
+        finally:
+            self._kept = before
+
+    @contextlib.contextmanager
     def together(self, decision: Decision, ranks: int, undo_after_s: float) -> Iterator[None]:
         """The sleep or wake in the context is one of so many ranks: all do it, or none.
 
@@ -224,15 +234,16 @@ class Allocator:
         """Puts everything to sleep as the engine does.
 
         Weights are backed up at level 1. At level 2 they are dropped, but for what no one would write again
-        (`kept_of_weights`). Runtime state, graphs and other tags are backed up at both, and what is to stay
-        awake stays. Raises SleepError, with everything awake as before, or with a report of what was not
-        released.
+        (`kept_of_weights`). The KV cache is dropped but for what a context keeps (`keeping`).
+        Runtime state, graphs and other tags are backed up at both, and what is to stay awake stays. Raises
+        SleepError, with everything awake as before, or with a report of what was not released.
         """
         states = self.arena.state()
         drops = level == 2 and states.get("weights") in ("awake", "undefined")
         drops = drops and "weights" not in self._keep_awake
         kept = self.kept_of_weights() if drops and self.kept_of_weights is not None else []
         keep_awake = [tag for tag in self._keep_awake if tag in states]
+        kept = [*kept, *self._kept]
         with self.events.of("sleep") as event:
             report = self.arena.sleep(level, kept=kept, keep_awake=keep_awake, **self._take_group())
             event.slept(report)

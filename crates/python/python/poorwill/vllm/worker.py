@@ -24,6 +24,7 @@ from typing import Any
 from poorwill import _native, _ranks
 from poorwill._native import Decision, PoorwillError, Preparation, PrepareReport
 from poorwill.vllm import (
+    _blocks,
     _budget,
     _communicators,
     _connectors,
@@ -31,6 +32,7 @@ from poorwill.vllm import (
     _generations,
     _hidden,
     _hooks,
+    _keep,
     _offload,
     _patches,
     _peers,
@@ -56,6 +58,9 @@ logger: Any = importlib.import_module("vllm.logger").init_logger("vllm.poorwill"
 
 MUCH_KEPT = 0.05
 """Share of the weights' bytes above which a level 2 sleep warns of what it keeps."""
+
+GRANULE_BYTES = 2 << 20
+"""Of NVIDIA's GPUs."""
 
 COVERED_AT_LEAST = 0.9
 """Least share of the weights' bytes that a sleep has to release."""
@@ -109,6 +114,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         # Whether this worker opened the allocator, instead of finding one that another engine uses.
         self._is_its_owner = False
         self._has_warned = False
+        self._has_warned_of_layout = False
         self._warned: set[str] = set()
 
     # Starting
@@ -316,18 +322,20 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
 
     # Sleeping and waking
 
-    def sleep(self, level: int = 1) -> None:
-        with self._changing_communicators("suspend"):
-            self._sleep(level)
+    def sleep(self, level: int = 1, kept: Sequence[_blocks.Run] = ()) -> None:
+        """`kept` are runs of the KV cache's blocks whose bytes survive."""
+        ranges = self._kept_ranges(kept)
+        with self._changing_communicators("suspend"), self.allocator.keeping(ranges):
+            self._sleep(level, ranges)
 
-    def _sleep(self, level: int) -> None:
+    def _sleep(self, level: int, kept: list[tuple[int, int]]) -> None:
         # A preparation that ended was before this; weights may have been written since.
         self._note_preparation(wait=False)
         self._missing()
         self._refuse_uncovered()
         if problem := _peers.problem(self._shared(), self.allocator.ranges()):
             raise PoorwillError(f"sleep: {problem}")
-        if level == 1 and (shortage := self._host_shortage()) is not None:
+        if level == 1 and (shortage := self._host_shortage(kept)) is not None:
             raise PoorwillError(shortage)
         torch.cuda.empty_cache()
         before = self.allocator.sleeping()
@@ -436,6 +444,13 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             # NaN instead of zeros would be worse than either.
             self._unwritten.clear(parameters(self.model_runner.model))
         return allocator.arena.mark_restored(allocator.undefined())
+
+    def poorwill_can_keep(self, kept: Sequence[_blocks.Run]) -> None:
+        """Raises PoorwillError for blocks that a sleep cannot keep besides what it keeps anyway."""
+        if self._environment.host_budget_bytes is None or self._environment.disk:
+            return
+        if (shortage := self._host_shortage(self._kept_ranges(kept))) is not None:
+            raise PoorwillError(shortage)
 
     def poorwill_prepare(self, wait: bool = False) -> dict[str, Any] | None:
         """Starts to back up what a sleep at level 1 would. With `wait` it returns the report at the end."""
@@ -663,23 +678,41 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         finally:
             self.allocator.events.add(event)
 
-    def _host_shortage(self) -> str | None:
-        """Why the weights cannot be backed up; None if they can."""
+    def _kept_ranges(self, kept: Sequence[_blocks.Run]) -> list[tuple[int, int]]:
+        """Addresses and lengths of blocks; all of the cache where it has no layout that is known."""
+        if not kept:
+            return []
+        layers = self.vllm_config.compilation_config.static_forward_context
+        found = _blocks.places(_vllm, self.model_runner.kv_cache_config, layers, kept)
+        if found is None:
+            if not self._has_warned_of_layout:
+                self._has_warned_of_layout = True
+                logger.warning("the layout of the KV cache is not known: a sleep keeps all of it, or nothing")
+            return [(start, end - start) for start, end in self.allocator.ranges(_keep.CACHE)]
+        return found
+
+    def _host_shortage(self, kept: Sequence[tuple[int, int]] = ()) -> str | None:
+        """Why the weights and these parts of the KV cache cannot be backed up; None if they can."""
         limit = self._environment.host_budget_bytes
         if limit is None or self._environment.disk:
             return None
         offloaded = _offload.held_bytes()
-        needed = self._kept_bytes()
+        of_cache = _in_granules(kept)
+        needed = self._kept_bytes() + of_cache
         if needed + offloaded > limit:
             # Cached memory has no bytes to keep.
             self.allocator.settle()
-            needed = self._kept_bytes()
+            needed = self._kept_bytes() + of_cache
         if needed + offloaded <= limit:
             return None
         beside = f" beside {gib(offloaded)} of offloaded weights" if offloaded else ""
+        other = "or sleep at level 2 and reload the weights after the wake"
+        if of_cache:
+            other = "or sleep with mode=wait or abort, without keep_tags"
+        part = f" ({gib(of_cache)} of it for the KV cache of requests or prefixes)" if of_cache else ""
         return (
-            f"a sleep at level 1 keeps {gib(needed)} in host memory{beside}, and {_environment.HOST_BUDGET} "
-            f"allows {gib(limit)}: raise it, or sleep at level 2 and reload the weights after the wake"
+            f"a sleep at level 1 keeps {gib(needed)}{part} in host memory{beside}, and "
+            f"{_environment.HOST_BUDGET} allows {gib(limit)}: raise it, {other}"
         )
 
     def _kept_bytes(self) -> int:
@@ -769,6 +802,16 @@ def _refuse_patches(keep_awake: Collection[str]) -> None:
     stock = _vllm.allocator_class()
     if stock is not None:
         _patches.refuse(stock, keep_awake)
+
+
+def _in_granules(ranges: Sequence[tuple[int, int]]) -> int:
+    """Bytes of the granules that ranges touch, which are backed up as a whole."""
+    granules = counted = 0
+    for start, nbytes in sorted(ranges):
+        first, end = max(start // GRANULE_BYTES, counted), -(-(start + nbytes) // GRANULE_BYTES)
+        granules += max(end - first, 0)
+        counted = max(counted, end)
+    return granules * GRANULE_BYTES
 
 
 def _call(method: Callable[..., Any] | None, *args: Any) -> Any:
