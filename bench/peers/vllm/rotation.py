@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -35,9 +36,8 @@ def configuration(options: argparse.Namespace, folder: Path, ports: dict[str, in
         f'[control]\nlisten = "127.0.0.1:{ports["control"]}"',
         f"[memory]\n{memory}",
         f"[lend]\nbroker = {json.dumps(str(folder / 'broker.sock'))}" if options.lends else "",
-        # One request of an engine at a time: in a batch its tokens may be others.
-        f'[every_model]\nstart_max = "{START_S}s"\nwait_max = "{ANSWER_S}s"\nrunning_max = 1',
-        'residence_min = "0s"\ngrace = "0s"\nturn_max = "1s"',
+        f'[every_model]\nstart_max = "{START_S}s"\nwait_max = "{ANSWER_S}s"',
+        f'residence_min = "0s"\ngrace = "0s"\n{options.rules}',
         'slack = "4MiB"' if options.plays else "",
     ]
     for name, command in commands.items():
@@ -62,6 +62,7 @@ class Rotation:
 
     def __init__(self, options: argparse.Namespace, folder: Path, models: list[Path], share: float):
         self.options, self.folder, self.share = options, folder, share
+        self.models = models
         self.names = [f"m{nth}" for nth in range(options.engines)]
         self.ports = {name: free_port() for name in ["front", "control", *self.names]}
         self.front, self.control = Client(self.ports["front"]), Client(self.ports["control"])
@@ -79,11 +80,11 @@ class Rotation:
         """What starts an engine."""
         if model is not None:
             words = ["--kv-cache-memory-bytes", str(int(self.options.kv_gib * GIB))]
-            words += ["--gpu-memory-utilization", str(self.share)]
+            words += ["--gpu-memory-utilization", str(self.share), *self.options.engine_words]
             has_text = self.options.canary != "none"
             return server_command(model, self.ports[name], words, has_text=has_text)
         words = ["--listen", f"127.0.0.1:{self.ports[name]}", "--model", name]
-        words += ["--bytes", f"{STAND_IN_MIB}MiB", "--tokens-per-s", "2000"]
+        words += ["--bytes", f"{STAND_IN_MIB}MiB", "--tokens-per-s", str(self.options.stand_in_tokens_per_s)]
         if self.options.lends:
             words += ["--device", f"host:{self.options.gpu_mib}MiB@{self.folder / 'gpus' / 'gpu0'}"]
         return [self.options.poorwill, "mock-engine", *words]
@@ -104,6 +105,14 @@ class Rotation:
             if self.process.poll() is not None or time.monotonic() - began > UP_S:
                 raise RuntimeError("the rotation does not answer operators")
             time.sleep(0.02)
+
+    def slice(self, seconds: float) -> None:
+        """Turns are cut after so long from now on; 0: they end with their requests."""
+        text = re.sub(r'slice_max = "[^"]*"', f'slice_max = "{seconds}s"', self.config.read_text())
+        self.config.write_text(text)
+        answer = self.control.ask("/rotate/reload", limit_s=STATUS_S)
+        if not answer.good:
+            raise RuntimeError(f"no other slice: {answer.brief()}")
 
     def look(self) -> dict:
         """The status; what it has of processes and swaps is kept."""

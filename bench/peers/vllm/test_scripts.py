@@ -23,6 +23,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 import common  # noqa: E402
+import long_answers  # noqa: E402
 import models  # noqa: E402
 import rotation  # noqa: E402
 import server  # noqa: E402
@@ -31,7 +32,7 @@ import taken  # noqa: E402
 import turns  # noqa: E402
 import web  # noqa: E402
 
-SCRIPTS = ["sleep", "server", "table", "connectors", "turns"]
+SCRIPTS = ["sleep", "server", "table", "connectors", "turns", "long_answers"]
 
 
 def printed(action) -> list[dict]:
@@ -513,6 +514,35 @@ class Turns(Folder):
             made.started, made.until = starts, until
             with self.subTest(starts=starts, until=until, right=right):
                 self.assertEqual(take(made, right), (starts, until, right) == (1, 1e12, True))
+
+    def long_answers(self, last: list[int] | None) -> tuple[bool, dict]:
+        """Of two streams alone, and of two together of which the second says this."""
+        made = self.rotation("stand-in")
+        made.names, made.options.twice, made.options.spoil = ["m0", "m1"], False, False
+        made.options.streams, made.options.slices = [1], [2.0]
+        answers, results = iter([[1, 2], [1, 2], [1, 2], last]), []
+
+        def run(stream):
+            stream.said, stream.at = next(answers), [0.1, 0.2, 2.4]
+            return stream
+
+        counts = {"starts": {"m0": 1, "m1": 1}, "failed": {"failures": 0}, "engines": None}
+        made.front = mock.Mock()
+        made.front.stream.return_value.brief.return_value = {}
+        with (
+            mock.patch.object(long_answers.Stream, "run", run),
+            mock.patch.object(long_answers, "cuts", return_value=0),
+            mock.patch.multiple(made, counts=lambda: counts, slice=lambda seconds: None),
+        ):
+            lines = printed(lambda: results.append(long_answers.compare(made)))
+        return results[0], next(line for line in lines if line["event"] == "together")
+
+    def test_long_answers_are_well_only_if_all_say_what_they_said_alone(self):
+        for last, well in [([1, 2], True), ([1, 3], False), (None, False)]:
+            with self.subTest(last=last):
+                result, line = self.long_answers(last)
+                self.assertEqual((result, line["equal"]), (well, 1 + well))
+                self.assertEqual((line["waits"]["count"], line["wait_max_s"]), (4, 2.2))
 
     def test_what_a_rotation_leaves_is_named_and_killed(self):
         made = self.rotation("stand-in")

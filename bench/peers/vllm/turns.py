@@ -151,6 +151,9 @@ def parsed(given: list[str] | None = None) -> argparse.Namespace:
     if options.engines < 1 or options.clients < 1 or min(options.gib, options.kv_gib, options.fit) <= 0:
         parser.error("--engines, --clients, --gib, --kv-gib and --fit are more than 0")
     options.plays, options.lends = options.mode.startswith("stand-in"), options.mode.endswith("-lending")
+    # One request of an engine at a time: in a batch its tokens may be others.
+    options.rules, options.engine_words = 'running_max = 1\nturn_max = "1s"', []
+    options.stand_in_tokens_per_s = 2000
     options.gpu_mib = int(options.fit * (STAND_IN_MIB + STAND_IN_BESIDE_MIB))
     return options
 

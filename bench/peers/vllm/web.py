@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,7 +136,14 @@ class Client:
         """Greedy tokens of the prompt; `more` is what else is asked."""
         return self.ask("/v1/completions", completion(tokens, more) | {"stream": stream}, limit_s=limit_s)
 
-    def stream(self, tokens: int = NEW_TOKENS, *, limit_s=REQUEST_S, more: dict | None = None) -> Answer:
+    def stream(
+        self,
+        tokens: int = NEW_TOKENS,
+        *,
+        limit_s=REQUEST_S,
+        more: dict | None = None,
+        on_event: Callable[[], object] = lambda: None,
+    ) -> Answer:
         """The same in a stream; its answer is what one without a stream would be."""
         body = completion(tokens, more) | {"stream": True}
         request = urllib.request.Request(
@@ -152,6 +160,7 @@ class Client:
                         continue
                     if "error" in event:
                         return Answer(503, line.decode(), round(time.monotonic() - start, 3), first_s)
+                    on_event()
                     first_s = first_s or round(time.monotonic() - start, 4)
                     choice = event["choices"][0] if event["choices"] else {}
                     whole["text"] += choice.get("text", "")
