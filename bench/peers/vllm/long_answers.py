@@ -12,7 +12,6 @@ Prints JSON lines; the line `together` has the figures.
 """
 
 import argparse
-import contextlib
 import json
 import math
 import shutil
@@ -20,13 +19,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from common import GIB, Ballast, conclude_in_a_folder, emit, every_line_says, gib, utilization
+from common import conclude_in_a_folder, emit, every_line_says
 from rotation import STAND_IN_BESIDE_MIB, STAND_IN_MIB, STATUS_S, Rotation
 from taken import grown, said
-from turns import BESIDE_GIB, MODES, RESERVE_S, checkpoint, stop_at_the_limit
+from turns import MODES, run
 from web import PROMPT, Client, families
 
-END_S = 40
 PAUSE_S = 0.5  # a longer gap between two tokens is a wait for its model
 GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8]}
 
@@ -168,31 +166,6 @@ def spoiled(rotation: Rotation) -> bool:
     return wrote.good and wrong.said in (None, truth) and after.said == truth and starts == 2
 
 
-def run(options: argparse.Namespace, folder: Path) -> bool:
-    until = time.monotonic() + options.limit_s - RESERVE_S
-    stop_at_the_limit(options.limit_s - RESERVE_S)
-    kept = options.models or folder
-    models = [None if options.plays else checkpoint(options, kept, seed) for seed in range(options.engines)]
-    size = options.gib + options.kv_gib + BESIDE_GIB
-    with contextlib.ExitStack() as stack:
-        card = None if options.plays else stack.enter_context(Ballast(options.fit * size))
-        at_first = card.free() if card else 0
-        share = utilization(at_first, card.total(), gib(at_first), size * GIB / card.total()) if card else 0
-        rotation = Rotation(options, folder, models, share)
-        emit("begin", **vars(options), free_gib=gib(at_first), share=share)
-        good = False
-        try:
-            rotation.start()
-            good = compare(rotation)
-        finally:
-            good = rotation.end(min(END_S, max(0, until - time.monotonic()) + 10)) and good
-            for log in [] if good else sorted(folder.glob("*.log")):
-                lines = log.read_text(errors="replace").splitlines()
-                warnings = [line[:400] for line in lines if " WARN " in line or "ERROR" in line]
-                emit("log", of=log.stem, warnings=warnings[-20:], text="\n".join(lines)[-3000:])
-    return good
-
-
 def parsed() -> argparse.Namespace:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
@@ -234,7 +207,7 @@ def main() -> None:
         raise SystemExit(f"there is no program {options.poorwill}: build it, and say where with --poorwill")
     options.poorwill = str(Path(program).resolve())
     every_line_says(mode=options.mode, label="long answers")
-    conclude_in_a_folder(lambda folder: run(options, folder))
+    conclude_in_a_folder(lambda folder: run(options, folder, lambda rotation, _: compare(rotation)))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import re
 import shutil
 import signal
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
@@ -49,6 +50,11 @@ def first_answers(rotation: Rotation) -> None:
     # A start has all lent memory given up, which no later turn does.
     for name in rotation.names:
         rotation.ask(name)
+
+
+def first_answers_and_turns(rotation: Rotation, until: float) -> bool:
+    first_answers(rotation)
+    return turns(rotation, until)
 
 
 def turns(rotation: Rotation, until: float) -> bool:
@@ -91,7 +97,8 @@ def checkpoint(options: argparse.Namespace, folder: Path, seed: int) -> Path:
     return own / "checkpoint" if is_there else write_checkpoint(own, layers, seed)
 
 
-def run(options: argparse.Namespace, folder: Path) -> bool:
+def run(options: argparse.Namespace, folder: Path, measure: Callable[[Rotation, float], bool]) -> bool:
+    """Rotates engines for `measure`, which has until a time, and ends them; whether all was well."""
     until = time.monotonic() + options.limit_s - RESERVE_S
     stop_at_the_limit(options.limit_s - RESERVE_S)
     kept = options.models or folder
@@ -106,8 +113,7 @@ def run(options: argparse.Namespace, folder: Path) -> bool:
         good = False
         try:
             rotation.start()
-            first_answers(rotation)
-            good = turns(rotation, until - END_S)
+            good = measure(rotation, until - END_S)
         finally:
             good = rotation.end(min(END_S, max(0, until - time.monotonic()) + 10)) and good
             if card:
@@ -164,7 +170,7 @@ def main() -> None:
         raise SystemExit(f"there is no program {options.poorwill}: build it, and say where with --poorwill")
     options.poorwill = str(Path(program).resolve())
     every_line_says(mode=options.mode, label="turns")
-    conclude_in_a_folder(lambda folder: run(options, folder))
+    conclude_in_a_folder(lambda folder: run(options, folder, first_answers_and_turns))
 
 
 if __name__ == "__main__":

@@ -820,7 +820,7 @@ fn host_of(route: &Route) -> Result<HeaderValue, ApiError> {
     })
 }
 
-/// After the limit, if there is one. A turn that is cut begins it anew.
+/// After the limit, if there is one. Time in which its engine sleeps does not count.
 async fn late(limit: Option<Duration>, trial: Option<watch::Receiver<Trial>>) -> Duration {
     match limit {
         Some(limit) => {

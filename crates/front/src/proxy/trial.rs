@@ -1,7 +1,8 @@
 //! What holds an answer back while its engine sleeps, or the canary beside it runs.
 //!
 //! Promises: nothing of a stream of events passes from its beginning, or the cut of its model's turn, until a canary has
-//! begun right. Nor does a whole answer begin. No answer ends well before that was right to its end. One that the canary proves wrong breaks off.
+//! begun right. Nor does a whole answer begin. No answer ends well before that was right to its end. One that the canary
+//! proves wrong breaks off.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

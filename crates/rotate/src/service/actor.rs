@@ -328,7 +328,7 @@ impl Actor {
             }
             Effect::Kept(model) => drop(self.trials[model.0].send_replace(Trial::Open)),
             Effect::Abort(model) => {
-                // Before their trial ends, so that it is no wrong canary.
+                // Its end is no wrong canary.
                 std::mem::replace(&mut self.aborts[model.0], CancellationToken::new()).cancel();
                 self.trials[model.0] = trusted();
             }
