@@ -135,11 +135,12 @@ def test_whatever_may_have_written_weights_has_requests_computed_again(
     assert engine.ranks[0].model.computed - before >= len(PROMPT)
 
 
-@pytest.mark.parametrize("mode", ["wait", "keep"])
-def test_keys_of_other_weights_answer_for_nothing(engine: Scheduled, mode: str) -> None:
-    if mode == "wait" and engine.core.__class__.__name__ == "EngineCore":
-        pytest.skip("vLLM waits for no requests in this process")
-    running(engine, "a")
+# In this process vLLM waits for no requests.
+@pytest.mark.parametrize(
+    ("kind", "mode"), [(kind, "keep") for kind in KINDS] + [("one rank", "wait"), ("ranks", "wait")]
+)
+def test_keys_of_other_weights_answer_for_nothing(vllm: Any, kind: str, mode: str) -> None:
+    engine = running(Scheduled(vllm, *KINDS[kind]), "a")
     engine.sleep(mode, keep_tags=["kv_cache"])
     assert engine.cached()
     engine.core.wake_up(["weights"])
