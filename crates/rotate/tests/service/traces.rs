@@ -131,7 +131,9 @@ fn what_is_not_sampled_is_forwarded_as_such_and_not_exported() {
         // A sampled one is the only one that comes.
         asked(&setup, &head.replace("-00\r", "-01\r")).await;
         let (_, request) = collected(&collector, &traces).await;
-        assert_eq!(spans(&request).len(), 2);
+        // It waits if the machine is slow.
+        let other = spans(&request).iter().filter(|span| span["name"] != "wait");
+        assert_eq!(other.count(), 2);
     });
 }
 
