@@ -2,7 +2,8 @@
 //!
 //! Promises:
 //!
-//! - It is what etcd had at one revision, and its revision never goes back.
+//! - It is what etcd had at one revision. That goes back only when etcd has lost its data, which is then taken over: a log
+//!   line says so. [`Version`] says how it is known.
 //! - It follows within two of [`LOOK_EVERY`] and a few calls. Its member may be cut off from the others, forget what it
 //!   was to say, or break the connection.
 //! - While etcd cannot be reached, it stays as it was, and [`Contents::is_current`] says so.
@@ -15,7 +16,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::clock::Moment;
-use crate::etcd::{Entry, Etcd, EtcdError, Event, Watched};
+use crate::etcd::{Entry, Etcd, EtcdError, Event, Version, Watched};
 
 /// How often it is made sure that a majority of etcd's members can be reached.
 pub const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -28,7 +29,7 @@ const AGAIN: Duration = Duration::from_millis(200);
 #[derive(Debug, Clone, Default)]
 pub struct Contents {
     entries: BTreeMap<String, Entry>,
-    revision: u64,
+    version: Version,
     seen_at: Moment,
 }
 
@@ -42,18 +43,24 @@ impl Contents {
     /// The revision of etcd that they have; 0 before they were read.
     #[must_use]
     pub fn revision(&self) -> u64 {
-        self.revision
+        self.version.revision
+    }
+
+    /// The version of etcd that they have. It is [lost](Version::is_lost_by) where etcd has lost its data.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        self.version
     }
 
     /// Whether etcd was reached a short time ago.
     #[must_use]
     pub fn is_current(&self) -> bool {
-        self.revision > 0 && Moment::now() < self.seen_at.after(CURRENT_MAX)
+        self.revision() > 0 && Moment::now() < self.seen_at.after(CURRENT_MAX)
     }
 
     fn take_in(&mut self, changes: Vec<Event>) {
         for change in changes {
-            self.revision = self.revision.max(change.revision());
+            self.version.revision = self.version.revision.max(change.revision());
             match change {
                 Event::Put(entry) => {
                     self.entries.insert(entry.key.clone(), entry);
@@ -118,18 +125,18 @@ impl Follower {
     /// Reads all, and follows until something is in the way.
     async fn follow_one(&self, was_logged: &mut bool) -> Result<(), EtcdError> {
         let asked_at = Moment::now();
-        let (entries, revision) = self.etcd.read(&self.prefix).await?;
-        let mut watch = self.etcd.watch(&self.prefix, revision + 1).await?;
-        let had = self.contents.borrow().revision;
-        if had > revision {
-            return Err(EtcdError::Older { has: revision, had });
+        let (entries, version) = self.etcd.read_version(&self.prefix).await?;
+        let mut watch = self.etcd.watch(&self.prefix, version.revision + 1).await?;
+        let had = self.contents.borrow().version;
+        if had.revision > 0 && had.is_lost_by(version) {
+            tracing::warn!(%had, has = %version, prefix = &*self.prefix, "etcd has lost its data; taking over what it has");
         }
         self.contents.send_modify(|contents| {
             contents.entries = entries.into_iter().map(|entry| (entry.key.clone(), entry)).collect();
-            (contents.revision, contents.seen_at) = (revision, asked_at);
+            (contents.version, contents.seen_at) = (version, asked_at);
         });
         if std::mem::take(was_logged) {
-            tracing::info!(revision, "watching etcd again");
+            tracing::info!(%version, "watching etcd again");
         }
         let looks = self.looks();
         tokio::pin!(looks);
@@ -143,29 +150,35 @@ impl Follower {
                     }
                     Watched::Ended => return Ok(()),
                 },
-                error = &mut looks => return Err(error),
+                looked = &mut looks => return looked,
             }
         }
     }
 
-    /// Looks whether a majority is reached and the watch tells what that knows, until it is not so.
-    async fn looks(&self) -> EtcdError {
-        // A revision that is not the last one, and the one that etcd had then.
-        let mut behind: Option<(u64, u64)> = None;
+    /// Looks whether a majority is reached and the watch tells what that knows, until it is not so. Without an error, etcd
+    /// has lost its data.
+    async fn looks(&self) -> Result<(), EtcdError> {
+        // A version that is not the last one, and the one that etcd had then.
+        let mut behind: Option<(Version, Version)> = None;
         loop {
             sleep(LOOK_EVERY).await;
             let asked_at = Moment::now();
-            let (revision, count) = {
+            let (version, count) = {
                 let contents = self.contents.borrow();
-                (contents.revision, contents.entries.len())
+                (contents.version, contents.entries.len())
             };
-            if let Some((revision, has)) = behind.filter(|(was, _)| *was == revision) {
-                return EtcdError::Silent { prefix: self.prefix.to_string(), revision, has };
+            if let Some((Version { revision, .. }, has)) = behind.filter(|(was, _)| *was == version) {
+                return Err(EtcdError::Silent {
+                    prefix: self.prefix.to_string(),
+                    revision,
+                    has: has.revision,
+                });
             }
-            match self.etcd.changed_behind(&self.prefix, count, revision).await {
-                Ok(changed) => behind = changed.map(|has| (revision, has)),
-                Err(error) => return error,
+            let changed = self.etcd.changed_behind(&self.prefix, count, version).await?;
+            if changed.is_some_and(|has| version.is_lost_by(has)) {
+                return Ok(());
             }
+            behind = changed.map(|has| (version, has));
             self.contents.send_if_modified(|contents| {
                 contents.seen_at = asked_at;
                 false

@@ -142,7 +142,8 @@ impl Keeper {
                     if std::mem::take(&mut was_logged) {
                         tracing::info!(%lease, "renewing the lease again");
                     }
-                    sleep(self.ttl / RENEWALS).await;
+                    // Not from the answer on, which may have come late.
+                    sleep(Moment::now().until(asked_at.after(self.ttl / RENEWALS))).await;
                 }
                 Err(error) if error.is_lease_gone() => {
                     tracing::warn!(%error, "lost the lease; requesting another one");

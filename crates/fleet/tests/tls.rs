@@ -5,7 +5,7 @@ use std::future::Future;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use poorwill_fleet::etcd::{Etcd, Limits};
+use poorwill_fleet::etcd::{Access, Etcd, EtcdError, Limits};
 use poorwill_fleet::session::Session;
 use poorwill_net::tls::{ClientFiles, ClientTls, FileKind, Identity, ServerFiles, ServerTls};
 use poorwill_testkit::certificates::{Authority, Files, Use};
@@ -14,7 +14,8 @@ use poorwill_testkit::watchdog::TEST_TIMEOUT;
 use tempfile::TempDir;
 
 /// Longer than a call takes on a machine that does other things, so that only what is said fails one.
-const PERSISTENT: Limits = Limits { connect: Duration::from_secs(60), call: Duration::from_secs(60) };
+const LONG: Duration = Duration::from_secs(60);
+const PERSISTENT: Limits = Limits { connect: LONG, call: LONG, hedge: LONG };
 
 const HERE: &[&str] = &["127.0.0.1"];
 
@@ -42,7 +43,11 @@ fn etcd(own: &Files, clients_ca: Option<&Path>) -> Option<Servers> {
 }
 
 fn connected(servers: &Servers, files: &ClientFiles) -> Etcd {
-    Etcd::with_tls(&servers.urls(), PERSISTENT, Some(files)).unwrap()
+    opened(&servers.urls(), Some(files)).unwrap()
+}
+
+fn opened(urls: &[String], files: Option<&ClientFiles>) -> Result<Etcd, EtcdError> {
+    Etcd::open(&Access::new(urls, files.cloned(), None)?, PERSISTENT)
 }
 
 /// Waits until it serves.
@@ -139,7 +144,7 @@ fn a_server_that_speaks_no_tls_is_said() {
             stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.unwrap();
             std::future::pending::<()>().await;
         };
-        let etcd = Etcd::with_tls(&[url], PERSISTENT, Some(&client(&authority.ca, None))).unwrap();
+        let etcd = opened(&[url], Some(&client(&authority.ca, None))).unwrap();
         let error = tokio::select! {
             () = answering => unreachable!("it waits"),
             read = etcd.read("a/") => read.unwrap_err().to_string(),
@@ -153,7 +158,7 @@ fn endpoints_and_files_fit_together() {
     let folder = TempDir::new().unwrap();
     let authority = Authority::new(folder.path(), "ca");
     let files = client(&authority.ca, None);
-    let made = |url: &str, tls| Etcd::with_tls(&[url.to_owned()], PERSISTENT, tls).map(drop);
+    let made = |url: &str, tls| opened(&[url.to_owned()], tls).map(drop);
     made("https://etcd:2379/", Some(&files)).unwrap();
     made("http://etcd:2379", None).unwrap();
     let error = made("https://etcd:2379", None).unwrap_err().to_string();

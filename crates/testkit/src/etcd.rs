@@ -8,12 +8,16 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
 use tempfile::TempDir;
 
 use crate::child::OwnedChild;
@@ -56,14 +60,18 @@ struct Running {
 
 /// A port that no other test takes, in any process, as long as this lives.
 #[derive(Debug)]
-struct Port {
+pub struct Port {
     number: u16,
     _mark: UnixListener,
 }
 
 impl Port {
     /// A socket with its name reserves it. Ports that the system gives to clients are others.
-    fn free() -> Self {
+    ///
+    /// # Panics
+    /// If none is free.
+    #[must_use]
+    pub fn free() -> Self {
         static NEXT: Mutex<u16> = Mutex::new(10_000);
         let mut next = NEXT.lock().unwrap_or_else(PoisonError::into_inner);
         for number in *next..20_000 {
@@ -75,6 +83,12 @@ impl Port {
             }
         }
         panic!("no port is free from 10000 to 20000");
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn number(&self) -> u16 {
+        self.number
     }
 
     fn url(&self, scheme: &str) -> String {
@@ -175,6 +189,32 @@ impl Servers {
         }
     }
 
+    /// Keeps what the only member has, which is started again for it.
+    ///
+    /// # Panics
+    /// If it does not start.
+    pub fn save(&mut self) {
+        self.copied("saved", |state, saved| (state, saved));
+    }
+
+    /// Has the only member be as it was when it was saved, as a restore does.
+    ///
+    /// # Panics
+    /// If it was not saved, or does not start.
+    pub fn restore(&mut self) {
+        self.copied("saved", |state, saved| (saved, state));
+    }
+
+    fn copied(&mut self, name: &str, order: impl Fn(PathBuf, PathBuf) -> (PathBuf, PathBuf)) {
+        assert_eq!(self.members.len(), 1);
+        self.kill(0);
+        let (from, to) = order(self.state(0), self.folder.path().join(name));
+        let _none = fs::remove_dir_all(&to);
+        copy_folder(&from, &to).unwrap();
+        self.spawn(0);
+        self.await_healthy(0);
+    }
+
     /// Holds a member still, and waits until it is.
     ///
     /// # Panics
@@ -224,7 +264,7 @@ impl Servers {
         await_that("a member leads", || {
             let said: Vec<(usize, String, String)> = (0..self.members.len())
                 .filter_map(|member| {
-                    let status = self.try_post(member, "/v3/maintenance/status", "{}").ok()?;
+                    let status = self.try_post(member, "/v3/maintenance/status", "{}", "").ok()?;
                     Some((member, field(&status, "member_id")?, field(&status, "leader")?))
                 })
                 .collect();
@@ -241,14 +281,60 @@ impl Servers {
     /// If the member does not answer.
     #[must_use]
     pub fn post(&self, member: usize, path: &str, body: &str) -> String {
-        self.try_post(member, path, body).unwrap()
+        self.try_post(member, path, body, "").unwrap()
     }
 
-    fn try_post(&self, member: usize, path: &str, body: &str) -> io::Result<String> {
+    /// Writes a key, as an operator could.
+    ///
+    /// # Panics
+    /// If the first member does not take it.
+    pub fn put(&self, key: &str, value: &str) {
+        let encoded = |text: &str| STANDARD.encode(text);
+        let body = format!(r#"{{"key":"{}","value":"{}"}}"#, encoded(key), encoded(value));
+        let answer = self.post(0, "/v3/kv/put", &body);
+        assert!(answer.contains("revision"), "{answer}");
+    }
+
+    /// Has it ask for users: `root`, and `poor`, whose role permits what is below `/poorwill/`. Both have this password.
+    ///
+    /// # Panics
+    /// If it does not.
+    pub fn enable_users(&self, password: &str) {
+        let range = json!({
+            "permType": "READWRITE", "key": STANDARD.encode("/poorwill/"), "range_end": STANDARD.encode("/poorwill0"),
+        });
+        for (call, body) in [
+            ("user/add", json!({ "name": "root", "password": password })),
+            ("role/add", json!({ "name": "root" })),
+            ("user/grant", json!({ "user": "root", "role": "root" })),
+            ("user/add", json!({ "name": "poor", "password": password })),
+            ("role/add", json!({ "name": "poorwill" })),
+            ("role/grant", json!({ "name": "poorwill", "perm": range })),
+            ("user/grant", json!({ "user": "poor", "role": "poorwill" })),
+            ("enable", json!({})),
+        ] {
+            let answer = self.post(0, &format!("/v3/auth/{call}"), &body.to_string());
+            assert!(!answer.contains("\"error\""), "{call}: {answer}");
+        }
+    }
+
+    /// As [`post`](Self::post), by `root`.
+    ///
+    /// # Panics
+    /// If this is not its password.
+    #[must_use]
+    pub fn post_as_root(&self, password: &str, path: &str, body: &str) -> String {
+        let root = json!({ "name": "root", "password": password }).to_string();
+        let answer = self.post(0, "/v3/auth/authenticate", &root);
+        let token = field(&answer, "token").unwrap_or_else(|| panic!("no token: {answer}"));
+        self.try_post(0, path, body, &format!("Authorization: {token}\r\n")).unwrap()
+    }
+
+    fn try_post(&self, member: usize, path: &str, body: &str, header: &str) -> io::Result<String> {
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port(member)))?;
         stream.set_read_timeout(Some(ANSWER_MAX))?;
         let length = body.len();
-        write!(stream, "POST {path} HTTP/1.0\r\nContent-Length: {length}\r\n\r\n{body}")?;
+        write!(stream, "POST {path} HTTP/1.0\r\n{header}Content-Length: {length}\r\n\r\n{body}")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
         let (_, body) = answer.split_once("\r\n\r\n").ok_or(io::ErrorKind::UnexpectedEof)?;
@@ -260,7 +346,7 @@ impl Servers {
         field(&status, "member_id").unwrap().parse().unwrap()
     }
 
-    fn state(&self, member: usize) -> std::path::PathBuf {
+    fn state(&self, member: usize) -> PathBuf {
         self.folder.path().join(format!("m{member}"))
     }
 
@@ -296,7 +382,7 @@ impl Servers {
         self.members[member].running = Some(Running { server, guard, to_guard });
     }
 
-    fn log(&self, member: usize) -> std::path::PathBuf {
+    fn log(&self, member: usize) -> PathBuf {
         self.folder.path().join(format!("m{member}.log"))
     }
 
@@ -307,7 +393,8 @@ impl Servers {
         let serves = |servers: &Self| match servers.scheme {
             "https" => TcpStream::connect((Ipv4Addr::LOCALHOST, servers.port(member))).is_ok(),
             _ => {
-                servers.try_post(member, "/v3/kv/range", read).is_ok_and(|answer| answer.contains("revision"))
+                let answer = servers.try_post(member, "/v3/kv/range", read, "");
+                answer.is_ok_and(|answer| answer.contains("revision"))
             }
         };
         while !serves(self) {
@@ -333,6 +420,20 @@ impl Drop for Running {
 }
 
 /// Whether there is no etcd on this machine, which the test says.
+fn copy_folder(from: &Path, to: &Path) -> io::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let to = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_folder(&entry.path(), &to)?;
+        } else {
+            fs::copy(entry.path(), &to)?;
+        }
+    }
+    Ok(())
+}
+
 fn is_missing() -> bool {
     let found = Command::new("etcd").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     if found.is_ok() {

@@ -2,8 +2,10 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 /// Most bytes that one look takes, and those of the last one that are searched again.
 const CHUNK: usize = 16 << 10;
@@ -22,6 +24,8 @@ struct Shared {
     to: u16,
     links: Mutex<Links>,
     changed: Condvar,
+    /// What comes waits so long, in either direction.
+    delay_ms: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -68,7 +72,8 @@ impl Proxy {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let own = listener.local_addr().unwrap().port();
         let links = Mutex::new(Links::default());
-        let shared = Arc::new(Shared { to: port, links, changed: Condvar::new() });
+        let shared =
+            Arc::new(Shared { to: port, links, changed: Condvar::new(), delay_ms: AtomicU64::default() });
         let accepting = Arc::clone(&shared);
         let accepting = Some(thread::spawn(move || accepting.accept(&listener)));
         Self { port: own, shared, accepting }
@@ -114,6 +119,11 @@ impl Proxy {
         for link in &mut state.links {
             link.look(&texts);
         }
+    }
+
+    /// Forwards what comes from now on so much later, in either direction.
+    pub fn delay(&self, delay_ms: u64) {
+        self.shared.delay_ms.store(delay_ms, Ordering::Relaxed);
     }
 
     /// Forwards what was held, and all that comes.
@@ -202,6 +212,7 @@ impl Shared {
         let mut chunk = vec![0; CHUNK];
         loop {
             let read = from.read(&mut chunk).unwrap_or_default();
+            thread::sleep(Duration::from_millis(self.delay_ms.load(Ordering::Relaxed)));
             let is_open = self.pass(number, if is_from_client { &chunk[..read] } else { &[] });
             if read == 0 || !is_open || to.write_all(&chunk[..read]).is_err() {
                 break;
@@ -261,7 +272,6 @@ fn has(bytes: &[u8], text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use std::io::{BufRead, BufReader};
-    use std::time::Duration;
 
     use super::*;
 

@@ -154,7 +154,7 @@ fn secret(workload: &Value) -> impl Fn(&str) -> Result<String, String> {
         let path = Path::new(source.strip_prefix("file:").ok_or("it is neither env: nor file:")?);
         let is_mounted = mounts.iter().any(|mount| mount["name"] == "keys" && mount["mountPath"] == KEYS);
         let file = path.strip_prefix(KEYS).ok().and_then(Path::to_str);
-        let is_known = file.is_some_and(|file| ["client", "node", "operator"].contains(&file));
+        let is_known = file.is_some_and(|file| ["client", "node", "operator", "etcd"].contains(&file));
         (is_mounted && is_known).then(|| "key".to_owned()).ok_or_else(|| format!("no {source}"))
     }
 }

@@ -1,9 +1,9 @@
 //! Elections: of all that stand for one, the first leads until its lease ends. Then the next one does.
 
+use super::client::Etcd;
 use super::error::EtcdError;
 use super::keys::Txn;
 use super::lease::LeaseId;
-use super::transport::Etcd;
 
 /// That one stands for an election. It leads once no other key below the election's is older than its own.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -49,16 +49,22 @@ pub enum EtcdError {
         /// What came.
         answer: String,
     },
-    /// It has forgotten what it knew.
+    /// It has users, and its gateway takes no certificate with a name.
     #[error(
-        "etcd is at revision {has} and was at {had}: it was restored from an older state; start this process again to take \
-         that over"
+        "{endpoint} refuses {path}: with users, etcd's gateway takes no client certificate with a common name; use one \
+         without, or an etcd without --client-cert-auth"
     )]
-    Older {
-        /// The revision that it has.
-        has: u64,
-        /// The one that it had.
-        had: u64,
+    CommonName {
+        /// Where.
+        endpoint: String,
+        /// The call.
+        path: &'static str,
+    },
+    /// It refuses a watch.
+    #[error("etcd ended the watch: {reason}")]
+    WatchRefused {
+        /// Its words.
+        reason: String,
     },
     /// A watch tells nothing of changes that there were.
     #[error("the watch of {prefix} is silent at revision {revision}, and etcd is at {has}")]
@@ -84,11 +90,32 @@ pub enum EtcdError {
 const ELSEWHERE: [u32; 2] = [4, 14];
 /// gRPC's code of something that does not exist.
 const NOT_FOUND: u32 = 5;
+/// gRPC's code of what is not permitted.
+const DENIED: u32 = 7;
+/// gRPC's code of a token that is not known, or not any more.
+const UNAUTHENTICATED: u32 = 16;
+/// What versions of etcd say of a call without a token, and of a token that is older than the last change of users.
+const OF_TOKEN: [&str; 3] =
+    ["user name is empty", "revision in header is old", "revision of auth store is old"];
 
 impl EtcdError {
     /// Whether another member might answer.
     pub(super) fn is_of_member(&self) -> bool {
         matches!(self, Self::Refused { code, .. } if ELSEWHERE.contains(code)) || self.is_unreachable()
+    }
+
+    /// Whether it was refused for its token, or for having none, and may succeed with another one.
+    pub(super) fn is_of_token(&self, has_token: bool) -> bool {
+        let Self::Refused { code, message, .. } = self else { return false };
+        // Without a token, a gateway with a certificate is a user of that name.
+        *code == UNAUTHENTICATED
+            || *code == DENIED && !has_token
+            || OF_TOKEN.iter().any(|words| message.contains(words))
+    }
+
+    /// Whether a password was refused because no user has to be known.
+    pub(super) fn has_no_users(&self) -> bool {
+        matches!(self, Self::Refused { message, .. } if message.contains("authentication is not enabled"))
     }
 
     /// Whether no member answered.
@@ -102,4 +129,26 @@ impl EtcdError {
     pub fn is_lease_gone(&self) -> bool {
         matches!(self, Self::LeaseEnded { .. } | Self::Refused { code: NOT_FOUND, .. })
     }
+}
+
+#[test]
+fn a_refusal_for_a_token_is_known() {
+    let refused =
+        |code, words: &str| EtcdError::Refused { path: "/v3/kv/range", code, message: words.to_owned() };
+    for (code, words, with_token, without_token) in [
+        (16, "etcdserver: invalid auth token", true, true),
+        (3, "etcdserver: user name is empty; etcd has users", true, true),
+        (2, "auth: revision in header is old", true, true),
+        (3, "etcdserver: revision of auth store is old", true, true),
+        (7, "etcdserver: permission denied", false, true),
+        (3, "etcdserver: key is not provided", false, false),
+    ] {
+        let error = refused(code, words);
+        assert_eq!(
+            (error.is_of_token(true), error.is_of_token(false)),
+            (with_token, without_token),
+            "{words}"
+        );
+    }
+    assert!(refused(9, "etcdserver: authentication is not enabled").has_no_users());
 }

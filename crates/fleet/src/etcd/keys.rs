@@ -3,10 +3,11 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::client::Etcd;
 use super::entry::Entry;
 use super::error::EtcdError;
 use super::lease::LeaseId;
-use super::transport::Etcd;
+use super::version::Version;
 use super::wire::{Header, KeyValue, encoded, end_of, number};
 
 /// Entries of one answer while a prefix is read.
@@ -124,17 +125,25 @@ impl Etcd {
     /// # Errors
     /// See [`EtcdError`].
     pub async fn read(&self, prefix: &str) -> Result<(Vec<Entry>, u64), EtcdError> {
+        self.read_version(prefix).await.map(|(entries, version)| (entries, version.revision))
+    }
+
+    /// All entries with this prefix, in the order of their keys, and the version of etcd that they are of.
+    ///
+    /// # Errors
+    /// See [`EtcdError`].
+    pub async fn read_version(&self, prefix: &str) -> Result<(Vec<Entry>, Version), EtcdError> {
         let end = encoded(&end_of(prefix.as_bytes()));
-        let (mut from, mut revision) = (prefix.as_bytes().to_vec(), 0);
+        let (mut from, mut version) = (prefix.as_bytes().to_vec(), Version::default());
         let mut entries: Vec<Entry> = Vec::new();
         loop {
             let page = json!({
                 "key": encoded(&from), "range_end": end, "limit": PAGE.to_string(),
-                "revision": u64::to_string(&revision),
+                "revision": version.revision.to_string(),
             });
             let range: Range = self.call("/v3/kv/range", &page).await?;
-            if revision == 0 {
-                revision = range.header.revision;
+            if version.revision == 0 {
+                version = range.header.into();
             }
             // As bytes: a foreign key that is no text would be another one as text.
             let last = range.kvs.last().map(|last| last.key.to_vec());
@@ -144,13 +153,13 @@ impl Etcd {
                     from = last;
                     from.push(0);
                 }
-                _ => return Ok((entries, revision)),
+                _ => return Ok((entries, version)),
             }
         }
     }
 
-    /// Whether entries with this prefix have changed behind a revision, at which there were so many of them. A majority of
-    /// the members is asked. If they have, it is the revision that etcd has.
+    /// Whether entries with this prefix have changed behind a version, in which there were so many of them, or etcd has lost
+    /// its data since. A majority of the members is asked. If so, it is the version that etcd has.
     ///
     /// # Errors
     /// See [`EtcdError`]. Without one, a majority was reached.
@@ -158,16 +167,17 @@ impl Etcd {
         &self,
         prefix: &str,
         count: usize,
-        revision: u64,
-    ) -> Result<Option<u64>, EtcdError> {
+        version: Version,
+    ) -> Result<Option<Version>, EtcdError> {
         let written_since = json!({
             "key": encoded(prefix.as_bytes()), "range_end": encoded(&end_of(prefix.as_bytes())),
-            "min_mod_revision": (revision + 1).to_string(), "limit": "1", "keys_only": true,
+            "min_mod_revision": (version.revision + 1).to_string(), "limit": "1", "keys_only": true,
         });
         let range: Range = self.call("/v3/kv/range", &written_since).await?;
         // It counts all of them. Without a new one, fewer are there if one was removed.
         let is_same = range.kvs.is_empty() && range.count == count;
-        Ok((!is_same).then_some(range.header.revision))
+        let has = Version::from(range.header);
+        Ok((!is_same || version.is_lost_by(has)).then_some(has))
     }
 
     /// Carries out a transaction.
@@ -177,7 +187,7 @@ impl Etcd {
     pub async fn commit(&self, txn: &Txn) -> Result<TxnAnswer, EtcdError> {
         let Txn { compare, then, otherwise } = txn;
         let body = json!({ "compare": compare, "success": then, "failure": otherwise });
-        let read: TxnRead = self.call("/v3/kv/txn", &body).await?;
+        let read: TxnRead = self.call_in_turn("/v3/kv/txn", &body).await?;
         let ranges = read.responses.into_iter().filter_map(|response| response.response_range);
         let found = ranges.flat_map(|range| range.kvs).map(Entry::from).collect();
         Ok(TxnAnswer { has_succeeded: read.succeeded, revision: read.header.revision, found })

@@ -5,13 +5,28 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::json;
 
+use super::client::Etcd;
+use super::entry::Entry;
 use super::error::EtcdError;
-use super::transport::Etcd;
 use super::wire::number;
 
 /// A lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeaseId(pub(super) i64);
+
+impl LeaseId {
+    /// As entries have it.
+    #[must_use]
+    pub const fn as_i64(self) -> i64 {
+        self.0
+    }
+
+    /// That of an entry, if it has one.
+    #[must_use]
+    pub fn of(entry: &Entry) -> Option<Self> {
+        (entry.lease != 0).then_some(Self(entry.lease))
+    }
+}
 
 impl std::fmt::Display for LeaseId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

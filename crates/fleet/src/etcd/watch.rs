@@ -3,9 +3,11 @@
 use serde::Deserialize;
 use serde_json::json;
 
+use super::client::Etcd;
 use super::entry::Entry;
 use super::error::EtcdError;
-use super::transport::{Etcd, Lines};
+use super::hints::hinted;
+use super::http::Lines;
 use super::wire::{KeyValue, encoded, end_of, number};
 
 /// A watch.
@@ -46,6 +48,8 @@ struct Answer {
 struct Answered {
     #[serde(default)]
     canceled: bool,
+    #[serde(default)]
+    cancel_reason: String,
     #[serde(default, deserialize_with = "number")]
     compact_revision: u64,
     #[serde(default)]
@@ -98,14 +102,19 @@ impl Watch {
     /// The next changes. A dropped future loses nothing.
     ///
     /// # Errors
-    /// The connection broke, or what came is none of etcd's.
+    /// The connection broke, etcd refuses the watch, or what came is none of etcd's.
     pub async fn next(&mut self) -> Result<Watched, EtcdError> {
         let Some(Answer { result: Some(answered) }) = self.lines.next().await? else {
             return Ok(Watched::Ended);
         };
-        if answered.canceled || answered.compact_revision > 0 {
-            return Ok(Watched::Ended);
+        match (answered.canceled, &*answered.cancel_reason) {
+            (true, reason) if answered.compact_revision == 0 && !reason.is_empty() => {
+                Err(EtcdError::WatchRefused { reason: hinted("", reason.to_owned(), 0) })
+            }
+            (false, _) if answered.compact_revision == 0 => {
+                Ok(Watched::Changes(answered.events.into_iter().map(Event::from).collect()))
+            }
+            _ => Ok(Watched::Ended),
         }
-        Ok(Watched::Changes(answered.events.into_iter().map(Event::from).collect()))
     }
 }

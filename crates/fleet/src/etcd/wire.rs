@@ -43,6 +43,8 @@ where
 #[serde(default)]
 pub(super) struct Header {
     #[serde(deserialize_with = "number")]
+    pub(super) cluster_id: u64,
+    #[serde(deserialize_with = "number")]
     pub(super) revision: u64,
 }
 

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use poorwill_fleet::etcd::{Etcd, EtcdError, Event, Limits, Txn, Watched};
-use poorwill_testkit::etcd::Servers;
+use poorwill_fleet::etcd::{Etcd, EtcdError, Event, Limits, Txn, Version, Watched};
 use serde_json::json;
 use tokio::time::timeout;
 
+use super::Servers;
 use super::support::{LONG_TTL, changes, compact, delete, eventually, hasty, post, put, revoke, steady};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -127,7 +127,11 @@ async fn any_change_behind_a_revision_is_found() {
     let first = put(&etcd, "/n/a", "", None).await.revision;
     let second = put(&etcd, "/n/b", "", None).await.revision;
     let last = put(&etcd, "/o", "", None).await.revision;
-    let changed = async |count, revision| etcd.changed_behind("/n/", count, revision).await.unwrap();
+    let cluster = etcd.read_version("/n/").await.unwrap().1.cluster;
+    let changed = async |count, revision| {
+        let has = etcd.changed_behind("/n/", count, Version { cluster, revision }).await.unwrap();
+        has.map(|has| has.revision)
+    };
     assert_eq!(changed(2, second).await, None);
     assert_eq!(changed(2, last).await, None);
     assert_eq!(changed(1, first).await, Some(last));
@@ -137,6 +141,11 @@ async fn any_change_behind_a_revision_is_found() {
     assert_eq!(changed(1, last).await, None);
     delete(&etcd, "/n/b").await;
     assert_eq!(changed(0, last + 1).await, None);
+    // What it has not reached yet is lost, and what another one has.
+    assert_eq!(changed(0, last + 2).await, Some(last + 1));
+    let other = Version { cluster: cluster + 1, revision: last + 1 };
+    let has = etcd.changed_behind("/n/", 0, other).await.unwrap();
+    assert_eq!(has, Some(Version { cluster, revision: last + 1 }));
 }
 
 #[tokio::test]
@@ -198,7 +207,7 @@ fn server(answer: &'static str) -> String {
 }
 
 async fn fails(url: &str) -> EtcdError {
-    let limits = Limits { connect: Duration::from_secs(60), call: Duration::from_secs(60) };
+    let limits = Limits { connect: LONG_TTL, call: LONG_TTL, hedge: LONG_TTL };
     Etcd::new(&[url.to_owned()], limits).unwrap().read("/a").await.unwrap_err()
 }
 
@@ -231,6 +240,12 @@ async fn what_is_no_etcd_is_refused_in_words() {
         let error = error.to_string();
         assert!(error.contains(part) && error.contains("it has to be etcd 3.4 or newer"), "{error}");
     }
+    // So does an etcd with users refuse a client's certificate.
+    let answer = "HTTP/1.1 400 Bad Request\r\nContent-Length: 95\r\n\r\nCommonName of client sending a request against \
+                  gateway will be ignored and not used as expected";
+    let error = fails(&server(answer)).await;
+    assert!(matches!(error, EtcdError::CommonName { .. }), "{error:?}");
+    assert!(error.to_string().contains("no client certificate with a common name"), "{error}");
     let error = fails(&server("SSH-2.0-OpenSSH_9.2\r\n")).await.to_string();
     assert!(error.contains("http://127.0.0.1:"), "{error}");
     let error = fails(&server("HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{\"kvs\"")).await;

@@ -7,12 +7,12 @@ use fastrand::Rng;
 use poorwill_fleet::etcd::{Entry, Etcd, LeaseId, Txn};
 use poorwill_fleet::mirror::{Contents, Mirror};
 use poorwill_testkit::effort::{Effort, seed_of_this_run};
-use poorwill_testkit::etcd::Servers;
 use poorwill_testkit::proxy::Proxy;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
+use super::Servers;
 use super::support::{LONG_TTL, compact, delete, eventually, hasty, put, steady, until};
 
 /// Values by their keys, with the revisions that wrote them.
@@ -271,6 +271,7 @@ async fn follows_though_isolated(change: impl AsyncFn(&Etcd) -> u64) {
     let etcd = steady(&others);
     let first = put(&etcd, "/m/a", "", None).await.revision;
     let mirror = Mirror::start(hasty(&[vec![urls[alone].clone()], others].concat()), "/m/");
+    let observing = observed(&mirror);
     let mut contents = mirror.contents();
     reaches(&mut contents, first).await;
     servers.isolate(alone);
@@ -282,6 +283,9 @@ async fn follows_though_isolated(change: impl AsyncFn(&Etcd) -> u64) {
     servers.rejoin();
     let back = put(&etcd, "/m/back", "", None).await.revision;
     reaches(&mut contents, back).await;
+    drop(mirror);
+    // A member that is behind is not believed to have lost anything.
+    assert!(observing.await.unwrap().is_sorted_by_key(|(revision, _)| *revision));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -309,31 +313,55 @@ async fn a_watch_that_is_silent_is_noticed() {
     assert!(now.revision() >= last);
 }
 
-/// etcd was restored from an older state: what it says is not taken in until it is newer.
+/// etcd was emptied and started again with the same flags, so that its cluster has the same id.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_does_not_go_back_with_etcd() {
+async fn what_etcd_has_is_taken_over_behind_a_loss() {
     let Some(mut servers) = Servers::one() else { return };
     let etcd = steady(&servers.urls());
     let mirror = Mirror::start(hasty(&servers.urls()), "/m/");
-    let observing = observed(&mirror);
     let mut contents = mirror.contents();
+    assert_eq!((contents.borrow().revision(), contents.borrow().version().cluster), (0, 0));
     for _ in 0..50 {
         put(&etcd, "/m/a", "", None).await;
     }
     let last = put(&etcd, "/m/b", "", None).await.revision;
-    reaches(&mut contents, last).await;
+    let before = reaches(&mut contents, last).await;
     servers.lose_all();
+    // As many as before.
     let etcd = steady(&servers.urls());
     put(&etcd, "/m/c", "", None).await;
-    // It reads it again and again in this time.
-    sleep(Duration::from_secs(1)).await;
-    assert_eq!((contents.borrow().revision(), contents.borrow().entries().len()), (last, 2));
-    let mut now = 0;
-    while now <= last {
-        now = put(&etcd, "/m/c", "", None).await.revision;
+    let now = put(&etcd, "/m/d", "", None).await.revision;
+    assert!(now < last);
+    let are_new = |contents: &Contents| contents.entries().keys().eq(["/m/c", "/m/d"]);
+    let seen = until(&mut contents, "it is taken over", are_new).await;
+    let is_same_cluster = seen.version().cluster == before.version().cluster;
+    assert_eq!((seen.revision(), is_same_cluster), (now, super::KEEPS_ITS_ID));
+    let next = put(&etcd, "/m/e", "", None).await.revision;
+    let seen = until(&mut contents, "it follows", |contents| contents.entries().len() == 3).await;
+    assert_eq!(seen.revision(), next);
+    eventually("it is current", async || contents.borrow().is_current()).await;
+}
+
+/// Only the id tells it, since the other cluster has a greater revision.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_cluster_is_taken_over() {
+    let Some(mut servers) = Servers::one() else { return };
+    let Some(others) = Servers::one() else { return };
+    let (etcd, other) = (steady(&servers.urls()), steady(&others.urls()));
+    let first = put(&etcd, "/m/a", "", None).await.revision;
+    let mut last = 0;
+    while last <= first {
+        last = put(&other, "/m/b", "", None).await.revision;
     }
-    let seen = reaches(&mut contents, now).await;
-    assert_eq!(seen.entries().keys().collect::<Vec<_>>(), ["/m/c"]);
-    drop(mirror);
-    assert!(observing.await.unwrap().is_sorted_by_key(|(revision, _)| *revision));
+    let mirror = Mirror::start(hasty(&[servers.urls(), others.urls()].concat()), "/m/");
+    let mut contents = mirror.contents();
+    let before = reaches(&mut contents, first).await;
+    assert_eq!(before.entries().keys().collect::<Vec<_>>(), ["/m/a"]);
+    servers.kill(0);
+    let seen =
+        until(&mut contents, "it is taken over", |seen| seen.version().cluster != before.version().cluster)
+            .await;
+    assert_eq!(seen.revision(), last);
+    assert_eq!(seen.entries().keys().collect::<Vec<_>>(), ["/m/b"]);
+    assert!(before.version().cluster > 0 && seen.version().cluster > 0);
 }

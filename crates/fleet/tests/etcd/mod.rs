@@ -8,7 +8,14 @@ mod faults;
 mod fleet;
 mod foreign;
 mod full;
+mod hedging;
 mod history;
 mod mirror;
 mod session;
 mod support;
+mod users;
+
+use poorwill_testkit::etcd::Servers;
+
+/// Whether a cluster has the same id once its data was lost.
+const KEEPS_ITS_ID: bool = true;

@@ -6,12 +6,12 @@ use poorwill_fleet::clock::Moment;
 use poorwill_fleet::etcd::{Event, LeaseId};
 use poorwill_fleet::session::Session;
 use poorwill_testkit::effort::Effort;
-use poorwill_testkit::etcd::Servers;
 use poorwill_testkit::proxy::Proxy;
 use serde_json::json;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
+use super::Servers;
 use super::support::{TTL, changes, eventually, hasty, number, post, put, revoke, soon, steady, until};
 
 async fn granted(session: &Session) -> LeaseId {

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use poorwill_fleet::etcd::{Etcd, Event, LeaseId, Limits, Txn, TxnAnswer, Watch, Watched};
-use poorwill_testkit::etcd::Servers;
 use poorwill_testkit::watchdog::TEST_TIMEOUT;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
+
+use super::Servers;
 
 /// What the leases of tests are granted for.
 pub(crate) const TTL: Duration = Duration::from_secs(2);
@@ -17,12 +18,13 @@ const LOOK: Duration = Duration::from_millis(10);
 
 /// A client that waits as long as a test may take.
 pub(crate) fn steady(urls: &[String]) -> Etcd {
-    Etcd::new(urls, Limits { connect: TEST_TIMEOUT, call: TEST_TIMEOUT }).unwrap()
+    Etcd::new(urls, Limits { connect: TEST_TIMEOUT, call: TEST_TIMEOUT, hedge: TEST_TIMEOUT }).unwrap()
 }
 
 /// A client that soon turns to another member.
 pub(crate) fn hasty(urls: &[String]) -> Etcd {
-    let limits = Limits { connect: Duration::from_millis(300), call: Duration::from_millis(600) };
+    let ms = Duration::from_millis;
+    let limits = Limits { connect: ms(300), call: ms(600), hedge: ms(150) };
     Etcd::new(urls, limits).unwrap()
 }
 

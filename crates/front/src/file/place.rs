@@ -91,8 +91,18 @@ impl FilePlace {
 }
 
 /// Keys whose values may be secrets: those of clients, and what is written for engines.
-const SECRET: [&str; 8] =
-    ["keys", "node_key", "headers", "environment", "macros", "command", "stop_command", "helper"];
+const SECRET: [&str; 10] = [
+    "keys",
+    "node_key",
+    "etcd_password",
+    "password",
+    "headers",
+    "environment",
+    "macros",
+    "command",
+    "stop_command",
+    "helper",
+];
 
 /// What an excerpt does not show: values that may be secrets, and that of the key at `span`. A misspelt key may be one of
 /// theirs. Of what cannot be parsed, nothing is known.
@@ -129,7 +139,7 @@ fn hide_value(
 
 /// A key where none belongs, or an address with a password.
 fn looks_secret(text: &str) -> bool {
-    text.starts_with("sk-") || text.contains("://") && text.contains('@')
+    text.starts_with("sk-") || text.contains(':') && text.contains('@')
 }
 
 /// The words of a message that may be keys. Quoted text is the file's own.

@@ -5,12 +5,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use poorwill::chain;
-use poorwill_fleet::etcd::{Etcd, Limits};
+use poorwill_fleet::etcd::{Access, User};
 use poorwill_fleet::name::{FleetName, NodeName};
 use poorwill_fleet::session::check_lease;
-use poorwill_front::file::{Wait, check_secure_url, client_files};
+use poorwill_front::file::{Secret, Wait, check_secure_url, client_files};
 use poorwill_front::settings::{Control, Front, SectionMistakes};
-use poorwill_net::tls::ClientFiles;
 use serde::Deserialize;
 
 use poorwill_net::hostname;
@@ -22,10 +21,8 @@ pub struct Fleet {
     pub name: FleetName,
     /// The name of this node.
     pub node: NodeName,
-    /// etcd's members.
-    pub etcd: Vec<String>,
-    /// For members at `https://`.
-    pub etcd_tls: Option<ClientFiles>,
+    /// Its etcd.
+    pub etcd: Access,
     /// How long the node counts as alive behind its last sign of life.
     pub lease: Duration,
     /// What fails together with it.
@@ -47,6 +44,8 @@ pub(super) struct RawFleet {
     etcd_ca: Option<PathBuf>,
     etcd_certificate: Option<PathBuf>,
     etcd_certificate_key: Option<PathBuf>,
+    etcd_user: Option<String>,
+    etcd_password: Option<String>,
     lease: Option<Wait>,
     domain: Option<String>,
     front_url: Option<String>,
@@ -60,6 +59,7 @@ impl RawFleet {
         self,
         front: &Front,
         control: &Control,
+        secret: Secret<'_>,
         mistakes: &mut SectionMistakes<'_>,
     ) -> Option<Fleet> {
         let front_url = mistakes.right(front_url(self.front_url, front));
@@ -68,8 +68,12 @@ impl RawFleet {
         let node = mistakes.right(node_name(self.node).map_err(|reason| format!("node: {reason}")));
         let etcd_tls = client_files("etcd_", self.etcd_ca, self.etcd_certificate, self.etcd_certificate_key);
         let etcd_tls = mistakes.right(etcd_tls);
+        let etcd_user = mistakes.right(User::configured(self.etcd_user, self.etcd_password, secret));
         // Without its TLS, https:// would be a mistake, too.
-        let etcd = etcd_tls.as_ref().and_then(|tls| mistakes.right(checked_etcd(self.etcd, tls.as_ref())));
+        let etcd = etcd_tls.zip(etcd_user).and_then(|(tls, user)| {
+            let etcd = Access::new(&self.etcd, tls, user);
+            mistakes.right(etcd.map_err(|error| format!("etcd: {}", chain(&error))))
+        });
         let lease = mistakes.right(check_lease(self.lease.map(|wait| wait.0)));
         Some(Fleet {
             front_url: front_url?,
@@ -77,7 +81,6 @@ impl RawFleet {
             name: name?,
             node: node?,
             etcd: etcd?,
-            etcd_tls: etcd_tls?,
             lease: lease?,
             domain: self.domain.unwrap_or_default(),
             prepare: self.prepare.unwrap_or(true),
@@ -114,9 +117,4 @@ fn url(what: &str, given: Option<String>, listen: SocketAddr) -> Result<String, 
 fn node_name(given: Option<String>) -> Result<NodeName, String> {
     let name = given.unwrap_or_else(hostname);
     name.parse().map_err(|error| format!("`{name}`: {error}"))
-}
-
-fn checked_etcd(etcd: Vec<String>, tls: Option<&ClientFiles>) -> Result<Vec<String>, String> {
-    Etcd::with_tls(&etcd, Limits::default(), tls).map_err(|error| format!("etcd: {}", chain(&error)))?;
-    Ok(etcd)
 }

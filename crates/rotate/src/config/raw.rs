@@ -105,7 +105,9 @@ impl File {
             lend: self.lend.map(|table| table.checked(&memory, &mut mistakes.of("lend"))),
             memory,
             hibernate: self.hibernate.map(|table| table.checked(&mut mistakes.of("hibernate"))),
-            fleet: self.fleet.and_then(|table| table.checked(&front, &control, &mut mistakes.of("fleet"))),
+            fleet: self
+                .fleet
+                .and_then(|table| table.checked(&front, &control, secret, &mut mistakes.of("fleet"))),
             traces: self.traces.and_then(|table| table.checked(secret, &mut mistakes.of("traces"))),
             front: Arc::new(front),
             control: Arc::new(control),

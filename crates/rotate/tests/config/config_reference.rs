@@ -203,6 +203,8 @@ pub(super) fn sections() -> Vec<(&'static str, &'static str, Vec<Key>)> {
                     "PEM file of this node's certificate, where etcd asks for one (`--client-cert-auth`)",
                 ),
                 ("etcd_certificate_key", "path", none(), "PEM file of its key"),
+                ("etcd_user", "text", none(), "the user of this node, where etcd has users (`auth enable`)"),
+                ("etcd_password", "`env:NAME` or `file:PATH`", none(), "where its password is stored"),
                 (
                     "lease",
                     DURATION,

@@ -88,6 +88,7 @@ fn of_kind(kind: &str) -> Value {
             object(json!({"anyOf": [text(), {"type": "number"}, {"type": "boolean"}]}))
         }
         "`\"METHOD /path\"`, or a table" => json!({"anyOf": [text(), {"type": "object"}]}),
+        "`env:NAME` or `file:PATH`" => source,
         "array of `env:NAME` or `file:PATH`" => array(source),
         "array of `env:NAME` or `file:PATH`, or of tables" => {
             let named = json!({

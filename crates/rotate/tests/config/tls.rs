@@ -42,6 +42,13 @@ fn keys_of_the_configuration_are_explained() {
     let error =
         wrong(format!("{fleet}etcd_certificate = \"a\"\netcd_certificate_key = \"b\"\n{}", front("")));
     assert!(error.contains("etcd_ca is missing"), "{error}");
+    let user = format!("{etcd}etcd_user = \"poor\"\n");
+    let error = wrong(format!("{user}{}", front("")));
+    assert!(error.starts_with("line ") && error.contains("etcd_user needs etcd_password"), "{error}");
+    let secret = |_: &str| Ok("kept-secret".to_owned());
+    let text = format!("{user}etcd_password = \"env:PW\"\n{}", front(""));
+    let config = format!("{:?}", Config::parse(&text, &secret).unwrap());
+    assert!(config.contains("poor") && !config.contains("kept-secret"), "{config}");
     let error = wrong(format!("{fleet}etcd_ca = {garbage:?}\n{}", front("")));
     assert!(error.contains("etcd_ca: `") && error.contains("no certificate"), "{error}");
 }
