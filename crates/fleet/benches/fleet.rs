@@ -1,6 +1,7 @@
 //! A day of a fleet in virtual time, under three policies, and how long a decision takes.
 //!
-//! Arguments: `day`, or `day NODES MODELS REQUESTS_PER_SECOND`; or `decide`.
+//! Arguments: `day`, or `day NODES MODELS REQUESTS_PER_SECOND`; `rules NODES MODELS REQUESTS_PER_SECOND`, which runs days
+//! without one rule each; or `decide`.
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
@@ -15,6 +16,8 @@ mod simulated;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use poorwill_fleet::policy::Rules;
+use poorwill_fleet::records::Rate;
 use simulated::{Figures, Fleet, LeastRecent, Placing, Simulation, Size, Static, World};
 
 const SEED: u64 = 1;
@@ -29,13 +32,14 @@ fn main() -> ExitCode {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words[..] {
         ["day"] => day(size(1_000, 10_000, 100.0)),
-        ["day", nodes, models, per_second] => {
+        [what @ ("day" | "rules"), nodes, models, per_second] => {
             let sizes = (nodes.parse(), models.parse(), per_second.parse());
             let (Ok(nodes), Ok(models), Ok(per_second)) = sizes else {
                 eprintln!("nodes, models and requests per second are numbers");
                 return ExitCode::from(2);
             };
-            day(size(nodes, models, per_second));
+            let size = size(nodes, models, per_second);
+            if what == "day" { day(size) } else { rules(size) }
         }
         ["decide"] => {
             for (nodes, models, copies) in
@@ -57,6 +61,25 @@ fn day(size: Size) {
         let figures = Simulation::new(size, SEED, placing).run();
         println!("{}", figures.row());
         eprintln!("{:.0} s", began.elapsed().as_secs_f64());
+    }
+}
+
+/// A day with all rules, and days without one of them.
+fn rules(size: Size) {
+    let never = Rate::from_micros(u64::MAX);
+    for (without, rules) in [
+        ("nothing", Rules::default()),
+        ("hot copies by demand", Rules { hot_rate_min: never, ..Rules::default() }),
+        ("a least rate of hot copies", Rules { hot_rate_min: Rate::default(), ..Rules::default() }),
+        ("more than one hot copy", Rules { copies_max: 1, ..Rules::default() }),
+        ("a second placement", Rules { copies_min: 1, ..Rules::default() }),
+        ("paying back", Rules { pay_back_ms: u64::MAX, ..Rules::default() }),
+        ("keeping hot", Rules { keep_min_ms: 0, ..Rules::default() }),
+        ("keeping spare ones", Rules { spare_keep_ms: 0, ..Rules::default() }),
+        ("giving up spare ones", Rules { spare_keep_ms: u64::MAX, ..Rules::default() }),
+    ] {
+        let placing = Box::new(Fleet::with(&World::new(size, SEED), rules));
+        println!("{} without {without}", Simulation::new(size, SEED, placing).run().row());
     }
 }
 

@@ -9,16 +9,18 @@
 //! - It decides upon a state that has all that it and controllers before it wrote.
 //! - While etcd cannot be reached it decides nothing.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
+use crate::clock::Moment;
 use crate::etcd::{Candidacy, Etcd, EtcdError, LeaseId, Txn};
 use crate::keys::{self, Key};
 use crate::mirror::{Contents, Mirror};
-use crate::name::FleetName;
+use crate::name::{FleetName, NodeName};
 use crate::policy::{Change, Plan, Rules, Time, View, ViewError, Write, decide};
 use crate::records::{Placement, RecordError, write};
 use crate::session::{LeaseClock, Session};
@@ -163,12 +165,19 @@ impl Candidate {
             Ok(candidacy) => candidacy,
             Err(error) => return error.into(),
         };
-        // What the mirror shows has been so, and no candidacy gets before another one later.
+        // What the mirror shows has been so, and no candidacy gets before another one later. Behind a loss of etcd's data it
+        // shows less than before.
+        let mut was_shown = false;
         loop {
-            match self.standing(&candidacy, &contents.borrow_and_update()) {
-                Standing::Leads => break,
-                Standing::Gone => return Lost::Fenced,
-                Standing::Waits => {}
+            {
+                let contents = contents.borrow_and_update();
+                let is_shown = contents.revision() >= candidacy.revision();
+                match self.standing(&candidacy, &contents) {
+                    Standing::Leads => break,
+                    Standing::Gone => return Lost::Fenced,
+                    Standing::Waits if was_shown && !is_shown => return Lost::Fenced,
+                    Standing::Waits => was_shown = is_shown,
+                }
             }
             if contents.changed().await.is_err() {
                 return Lost::Mirror;
@@ -193,19 +202,28 @@ impl Candidate {
     /// Until it is over.
     async fn lead(&self, candidacy: &Candidacy, mut contents: watch::Receiver<Contents>) -> Lost {
         let mut revision = candidacy.revision();
+        let mut version = contents.borrow().version();
+        let mut missing: BTreeMap<NodeName, Moment> = BTreeMap::new();
         loop {
             if !self.clock.is_valid() {
                 return Lost::Lease;
             }
             let read = {
                 let contents = contents.borrow_and_update();
-                if self.standing(candidacy, &contents) == Standing::Gone {
+                let before = std::mem::replace(&mut version, contents.version());
+                // What was written may be lost, and what is there may be of long ago.
+                if before.is_lost_by(version) || self.standing(candidacy, &contents) != Standing::Leads {
                     return Lost::Fenced;
                 }
                 let is_ready = contents.revision() >= revision && contents.is_current();
                 is_ready.then(|| self.read(&contents))
             };
-            if let Some((view, errors)) = read {
+            if let Some((mut view, errors)) = read {
+                let now = Moment::now();
+                let gone = view.missing_nodes().into_iter();
+                missing = gone.map(|node| (node.clone(), missing.remove(&node).unwrap_or(now))).collect();
+                let for_ms = |since: &Moment| u64::try_from(since.until(now).as_millis()).unwrap_or(u64::MAX);
+                view.missing_ms = missing.iter().map(|(node, since)| (node.clone(), for_ms(since))).collect();
                 match self.place(candidacy, &view, &errors).await {
                     Ok(written_at) => revision = revision.max(written_at),
                     Err(lost) => return lost,

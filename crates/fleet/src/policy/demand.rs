@@ -8,10 +8,8 @@ use crate::records::{ModelRecord, Rate};
 pub(super) struct Demand {
     pub(super) requests: u64,
     pub(super) rate: Rate,
-    /// With fewer hot copies it gets more.
-    pub(super) least: usize,
-    /// With more it gives some up. Between the two nothing changes.
-    pub(super) most: usize,
+    /// Hot copies that carry it.
+    pub(super) copies: usize,
 }
 
 impl Demand {
@@ -21,32 +19,22 @@ impl Demand {
             requests += record.requests.all();
             micros = micros.saturating_add(record.rate.as_micros());
         }
-        let copies = |percent: u32| {
-            let percent = percent.clamp(1, 100);
-            let is_rare = above(micros, percent) < u128::from(rules.hot_rate_min.as_micros());
-            if is_rare {
-                return 0;
-            }
-            let by_requests = above(requests, percent).div_ceil(u128::from(rules.requests_per_copy.max(1)));
-            let by_rate = above(micros, percent).div_ceil(u128::from(rules.rate_per_copy.as_micros().max(1)));
-            let copies = by_requests.max(by_rate).max(1);
-            usize::try_from(copies).unwrap_or(usize::MAX).min(rules.copies_max)
+        let copies = if micros < rules.hot_rate_min.as_micros() {
+            0
+        } else {
+            let by_requests = requests.div_ceil(u64::from(rules.requests_per_copy.max(1)));
+            let by_rate = micros.div_ceil(rules.rate_per_copy.as_micros().max(1));
+            usize::try_from(by_requests.max(by_rate).max(1)).unwrap_or(usize::MAX).min(rules.copies_max)
         };
-        let (least, most) = (copies(100), copies(rules.shrink_percent));
-        Self { requests, rate: Rate::from_micros(micros), least, most }
+        Self { requests, rate: Rate::from_micros(micros), copies }
     }
 
     /// The part of the demand that one hot copy has: millionths of a request per second.
     pub(super) fn share_micros(self) -> u64 {
         let waiting = self.requests.saturating_mul(1_000_000 / 60);
-        let copies = u64::try_from(self.least.max(1)).unwrap_or(u64::MAX);
+        let copies = u64::try_from(self.copies.max(1)).unwrap_or(u64::MAX);
         self.rate.as_micros().max(waiting) / copies
     }
-}
-
-/// As if hot copies carried only so many percent of what they do.
-fn above(demand: u64, percent: u32) -> u128 {
-    (u128::from(demand) * 100).div_ceil(u128::from(percent))
 }
 
 #[cfg(test)]
@@ -62,14 +50,14 @@ mod tests {
     }
 
     #[test]
-    fn copies_grow_at_once_and_shrink_later() {
-        let copies = |running, micros| (demand(running, micros).least, demand(running, micros).most);
-        assert_eq!(copies(0, 0), (0, 0));
-        assert_eq!(copies(0, 1_200), (0, 1));
-        assert_eq!(copies(0, 2_000), (1, 1));
-        assert_eq!(copies(32, 1_000_000), (1, 2));
-        assert_eq!(copies(33, 1_000_000), (2, 2));
-        assert_eq!(copies(0, 16_000_001), (3, 3));
-        assert_eq!(copies(u32::MAX, 1_000_000).0, Rules::default().copies_max);
+    fn hot_copies_carry_requests_and_rates() {
+        let copies = |running, micros| demand(running, micros).copies;
+        assert_eq!(
+            [(0, 0), (0, 1_200), (0, 2_000)].map(|(running, micros)| copies(running, micros)),
+            [0, 0, 1]
+        );
+        assert_eq!([32, 33].map(|running| copies(running, 1_000_000)), [1, 2]);
+        assert_eq!(copies(0, 16_000_001), 3);
+        assert_eq!(copies(u32::MAX, 1_000_000), Rules::default().copies_max);
     }
 }

@@ -1,15 +1,11 @@
-//! The goals that a plan is made of, with the memory and the swaps that they take.
+//! The goals that a plan is made of, with the memory that they take.
 //!
 //! Everything here follows from the goals alone, and not from the order in which they were set. So a plan that was
 //! applied leaves nothing to do.
 
 use super::plan::Why;
-use super::rules::Rules;
 use super::table::Table;
 use crate::records::Goal;
-
-/// What recent changes are counted over.
-const MINUTE_MS: u64 = 60_000;
 
 pub(super) struct Goals<'t, 'v> {
     table: &'t Table<'v>,
@@ -21,11 +17,6 @@ pub(super) struct Goals<'t, 'v> {
     host_taken: Vec<u128>,
     /// Placements on each node.
     placed: Vec<usize>,
-    /// New hot copies of the last minute, on each node and in all.
-    swaps: Vec<usize>,
-    all_swaps: usize,
-    /// New warm placements of the last minute.
-    moves: usize,
     /// Changes so far.
     changes: usize,
 }
@@ -41,9 +32,6 @@ impl<'t, 'v> Goals<'t, 'v> {
             taken: table.nodes.iter().map(|node| vec![0; node.budgets.len()]).collect(),
             host_taken: vec![0; nodes],
             placed: vec![0; nodes],
-            swaps: vec![0; nodes],
-            all_swaps: 0,
-            moves: 0,
             changes: 0,
         };
         for pair in 0..table.pairs.len() {
@@ -79,17 +67,10 @@ impl<'t, 'v> Goals<'t, 'v> {
         if let Some(record) = of.record.filter(|record| !record.stage.holds_host()) {
             bytes(&mut self.host_taken[node], u128::from(record.host_bytes));
         }
-        let is_new = self.is_changed(pair) || of.age_ms < MINUTE_MS;
         if goal == Goal::Hot {
             for (gpu, need) in self.table.need(pair) {
                 bytes(&mut self.taken[node][gpu], u128::from(need));
             }
-            if is_new {
-                by(&mut self.swaps[node]);
-                by(&mut self.all_swaps);
-            }
-        } else if is_new {
-            by(&mut self.moves);
         }
     }
 
@@ -124,19 +105,6 @@ impl<'t, 'v> Goals<'t, 'v> {
 
     pub(super) fn placed_on(&self, node: usize) -> usize {
         self.placed[node]
-    }
-
-    /// Whether the rules allow another new hot copy on this node now.
-    pub(super) fn may_swap(&self, node: usize, rules: &Rules) -> bool {
-        self.may_swap_anywhere(rules) && self.swaps[node] < rules.swaps_per_node_minute
-    }
-
-    pub(super) fn may_swap_anywhere(&self, rules: &Rules) -> bool {
-        self.all_swaps < rules.swaps_per_minute
-    }
-
-    pub(super) fn may_move(&self, rules: &Rules) -> bool {
-        self.moves < rules.swaps_per_minute
     }
 
     pub(super) fn changes(&self) -> usize {

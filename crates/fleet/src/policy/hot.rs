@@ -13,7 +13,7 @@ struct Wish<'w> {
     why: Why,
     /// Its worth is beyond all others, and so it displaces what is not pinned.
     is_pin: bool,
-    /// Whether swaps per minute and the time that others stay do not count.
+    /// Whether it need not pay back what it takes, nor wait until others have stayed for long enough.
     is_urgent: bool,
     may: &'w dyn Fn(usize) -> bool,
 }
@@ -21,7 +21,6 @@ struct Wish<'w> {
 /// Why a wish fails.
 enum Fail {
     Memory,
-    Swaps,
     Worth,
 }
 
@@ -87,7 +86,7 @@ pub(super) fn shrink(goals: &mut Goals<'_, '_>, rules: &Rules) {
     for (model, row) in table.models.iter().enumerate() {
         let hot: Vec<usize> = goals.hot(model).collect();
         let pinned = hot.iter().filter(|pair| kept[**pair]).count();
-        let most = row.demand.most.max(pinned);
+        let most = row.demand.copies.max(pinned);
         let surplus = hot.len().saturating_sub(most);
         if surplus == 0 {
             continue;
@@ -104,7 +103,7 @@ pub(super) fn shrink(goals: &mut Goals<'_, '_>, rules: &Rules) {
             (table.stage(*pair) == Stage::Awake, Reverse(beside), requests, *pair)
         });
         for pair in leavers.into_iter().take(surplus) {
-            goals.set(pair, Goal::Warm, Why::FewerSuffice { copies: row.demand.most });
+            goals.set(pair, Goal::Warm, Why::FewerSuffice { copies: row.demand.copies });
         }
     }
 }
@@ -117,14 +116,14 @@ pub(super) fn grow(goals: &mut Goals<'_, '_>, rules: &Rules, lacks: &mut Vec<(us
         (Reverse(is_urgent), Reverse(worth), model)
     };
     let lacks_copies = |goals: &Goals<'_, '_>, model: usize| {
-        let least = table.models[model].demand.least;
+        let least = table.models[model].demand.copies;
         least > 0 && goals.hot(model).count() < least
     };
     let wanting = (0..table.models.len()).filter(|model| lacks_copies(goals, *model));
     let mut queue: BTreeSet<_> = wanting.map(|model| entry(model, replaces(goals, model))).collect();
     while let Some((Reverse(is_urgent), _, model)) = queue.pop_first() {
         let demand = table.models[model].demand;
-        let (hot, wanted) = (goals.hot(model).count(), demand.least);
+        let (hot, wanted) = (goals.hot(model).count(), demand.copies);
         let (requests, rate, copies) = (demand.requests, demand.rate, wanted);
         let why = if is_urgent { Why::Replaces } else { Why::Demand { requests, rate, copies } };
         let wish = Wish { why, is_pin: false, is_urgent, may: &|_| true };
@@ -135,7 +134,6 @@ pub(super) fn grow(goals: &mut Goals<'_, '_>, rules: &Rules, lacks: &mut Vec<(us
                 queue.extend(again.map(|model| entry(model, replaces(goals, model))).collect::<Vec<_>>());
             }
             Err(Fail::Memory) => lacks.push((model, Lack::Memory { hot, wanted })),
-            Err(Fail::Swaps) => lacks.push((model, Lack::Swaps { hot, wanted })),
             Err(Fail::Worth) => lacks.push((model, Lack::Worth { wanted })),
         }
     }
@@ -159,9 +157,6 @@ fn promote(
     let table = goals.table();
     let row = &table.models[model];
     let (mut best, mut fail): (Option<HotPlace>, Fail) = (None, Fail::Memory);
-    if !wish.is_urgent && !goals.may_swap_anywhere(rules) {
-        return Err(Fail::Swaps);
-    }
     let hot_domains: BTreeSet<usize> = goals.hot(model).map(|pair| table.domain(pair)).collect();
     for pair in row.pairs.clone() {
         let is_open = table.is_usable(pair) && table.pairs[pair].has_gpus && goals.get(pair) != Goal::Hot;
@@ -169,10 +164,6 @@ fn promote(
             continue;
         }
         let was_hot = table.pairs[pair].was == Goal::Hot;
-        if !wish.is_urgent && !was_hot && !goals.may_swap(table.pairs[pair].node, rules) {
-            fail = Fail::Swaps;
-            continue;
-        }
         let Some(leavers) = leavers(goals, rules, pair, wish) else { continue };
         let left = goals.lacks(pair).map(|(_, lacks)| -lacks).min().unwrap_or_default();
         let takes = table.pairs[pair].wake_ms.saturating_add(swap_ms(goals, rules, &leavers));
@@ -251,8 +242,7 @@ fn leavers(goals: &Goals<'_, '_>, rules: &Rules, pair: usize, wish: &Wish<'_>) -
         }
     }
     let theirs: u128 = leavers.iter().map(|other| u128::from(worth(goals, *other))).sum();
-    let gain = u128::from(rules.gain_percent.max(101));
-    let is_worth_it = theirs == 0 && of.worth > 0 || u128::from(of.worth) * 100 >= theirs.max(1) * gain;
+    let is_worth_it = u128::from(of.worth) > theirs;
     (wish.is_pin || is_worth_it).then_some(leavers)
 }
 

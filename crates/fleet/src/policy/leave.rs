@@ -35,7 +35,7 @@ fn is_ready_elsewhere(goals: &Goals<'_, '_>, model: usize, goal: Goal) -> bool {
     let hot = goals.hot(model).count();
     if goal == Goal::Hot && hot > 0 {
         let awake = goals.hot(model).filter(|pair| table.is_awake(*pair)).count();
-        return awake >= table.models[model].demand.least.clamp(1, hot);
+        return awake >= table.models[model].demand.copies.clamp(1, hot);
     }
     goals.staying(model).any(|pair| table.is_ready(pair))
 }

@@ -16,9 +16,8 @@
 //! - Each model is placed on `copies_min` nodes, in as many failure domains, as far as these have it configured.
 //! - A placement leaves a node that drains when the model is ready elsewhere, or no other node can have it. One whose
 //!   engine was not started leaves at once. A drain ends empty once that is so for all.
-//! - A node that is gone loses its placements at once.
-//! - A plan that was applied leaves nothing to do. Between a demand that adds a hot copy and one that ends it there is a
-//!   gap, and each stays for a least time.
+//! - A node that is gone keeps nothing hot, and is forgotten after a while.
+//! - A plan that was applied leaves nothing to do. Each hot copy stays for a least time.
 //! - The order of the entries makes no difference.
 //!
 //! What is not understood, since it is newer or wrong, is left as it is.

@@ -130,8 +130,10 @@ pub enum Why {
     DrainedAlone,
     /// It failed there, and is ready elsewhere.
     FailedThere,
-    /// The node is gone.
+    /// The node is gone, and may be back.
     NodeGone,
+    /// The node has been gone for long.
+    NodeForgotten,
     /// The node does not have it configured any more.
     NotConfigured,
 }
@@ -156,7 +158,8 @@ impl fmt::Display for Why {
             Self::DrainedCold => f.write_str("the node drains, and its engine was not started there"),
             Self::DrainedAlone => f.write_str("the node drains, and no other can have it"),
             Self::FailedThere => f.write_str("it failed there, and is ready elsewhere"),
-            Self::NodeGone => f.write_str("the node is gone"),
+            Self::NodeGone => f.write_str("the node went away"),
+            Self::NodeForgotten => f.write_str("the node has been gone for long"),
             Self::NotConfigured => f.write_str("the node does not have it configured"),
         }
     }
@@ -202,13 +205,6 @@ pub enum Lack {
         /// How many it should have.
         wanted: usize,
     },
-    /// The same, because of the rules' swaps per minute. They come later.
-    Swaps {
-        /// How many it has.
-        hot: usize,
-        /// How many it should have.
-        wanted: usize,
-    },
     /// A first hot copy: it would take longer than the wakes that it saves.
     Worth {
         /// How many hot copies would carry its demand.
@@ -235,9 +231,6 @@ impl fmt::Display for Lack {
         match self {
             Self::Memory { hot, wanted } => {
                 write!(f, "{hot} of {wanted} hot copies; no GPU has memory for another")
-            }
-            Self::Swaps { hot, wanted } => {
-                write!(f, "{hot} of {wanted} hot copies; the swaps of this minute are used up")
             }
             Self::Worth { wanted } => {
                 write!(f, "0 of {wanted} hot copies; one would take longer than the wakes that it saves")

@@ -8,7 +8,7 @@ use crate::records::{Costs, Rate};
 /// use poorwill_fleet::policy::Rules;
 ///
 /// let rules = Rules { copies_min: 1, ..Rules::default() };
-/// assert!(rules.keep_min_ms > 60_000);
+/// assert!(rules.pay_back_ms > 60_000);
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rules {
@@ -22,20 +22,14 @@ pub struct Rules {
     pub rate_per_copy: Rate,
     /// A model with fewer requests per second has no hot copy.
     pub hot_rate_min: Rate,
-    /// A hot copy is given up when the others would carry the demand at this share of what they can.
-    pub shrink_percent: u32,
-    /// A hot copy displaces others only if it is worth this share of theirs.
-    pub gain_percent: u32,
     /// A first hot copy is had if, in this time, the wakes that it saves take as long as it does.
     pub pay_back_ms: u64,
     /// How long a hot copy stays at least, unless a node is lost or drained, or a pin needs its memory.
     pub keep_min_ms: u64,
     /// How long a copy stays placed that is not needed any more.
     pub spare_keep_ms: u64,
-    /// New hot copies in a minute in the fleet. Pins, and copies that a node loses or lets go, come on top of it.
-    pub swaps_per_minute: usize,
-    /// The same on each node.
-    pub swaps_per_node_minute: usize,
+    /// How long a node may be gone until its placements are removed.
+    pub forget_node_ms: u64,
     /// Costs until a node has measured its own.
     pub usual_costs: Costs,
 }
@@ -48,13 +42,10 @@ impl Default for Rules {
             requests_per_copy: 32,
             rate_per_copy: Rate::from_micros(8_000_000),
             hot_rate_min: Rate::from_micros(1_000_000 / 600),
-            shrink_percent: 70,
-            gain_percent: 150,
             pay_back_ms: 3_600_000,
             keep_min_ms: 120_000,
             spare_keep_ms: 1_800_000,
-            swaps_per_minute: 60,
-            swaps_per_node_minute: 2,
+            forget_node_ms: 600_000,
             usual_costs: Costs {
                 wake_ms: Some(2_000),
                 sleep_ms: Some(1_000),

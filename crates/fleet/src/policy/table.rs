@@ -9,7 +9,7 @@ use super::rules::Rules;
 use super::time::Time;
 use super::view::View;
 use crate::name::{ModelName, NodeName};
-use crate::records::{Goal, ModelRecord, Pin, Placement, Stage};
+use crate::records::{Goal, ModelRecord, Pin, Stage};
 
 /// Everything, in the order of names.
 pub(super) struct Table<'v> {
@@ -105,7 +105,7 @@ impl<'v> Table<'v> {
             let pairs = from..from + count;
             from = pairs.end;
             let Self { nodes, pairs: all, stray, .. } = &mut table;
-            let lost_hot = place(&mut all[pairs.clone()], nodes, stray, (view, name, now));
+            let lost_hot = place(&mut all[pairs.clone()], nodes, stray, (view, name), (rules, now));
             let demand = Demand::of(table.pairs[pairs.clone()].iter().filter_map(|pair| pair.record), rules);
             for pair in pairs.clone() {
                 table.pairs[pair].worth = table.worth(pair, demand, rules);
@@ -188,7 +188,8 @@ fn place(
     pairs: &mut [Pair<'_>],
     nodes: &[NodeRow<'_>],
     stray: &mut Vec<Change>,
-    (view, name, now): (&View, &ModelName, Time),
+    (view, name): (&View, &ModelName),
+    (rules, now): (&Rules, Time),
 ) -> bool {
     let mut lost_hot = false;
     for (node, placement) in view.placements.get(name).into_iter().flatten() {
@@ -199,11 +200,17 @@ fn place(
             if placement.is_none() || seen.is_some_and(|seen| seen.record.is_none()) {
                 continue;
             }
-            let is_hot = |placement: &Placement| placement.goal == Goal::Hot;
-            lost_hot |= seen.is_none() && placement.as_ref().is_some_and(is_hot);
-            let why = if seen.is_none() { Why::NodeGone } else { Why::NotConfigured };
-            let (model, node) = (name.clone(), node.clone());
-            stray.push(Change { model, node, write: Write::Remove, why });
+            let is_hot = placement.as_ref().is_some_and(|placement| placement.goal == Goal::Hot);
+            let missing_ms = view.missing_ms.get(node).copied().unwrap_or_default();
+            let (write, why) = match seen {
+                Some(_) => (Write::Remove, Why::NotConfigured),
+                // It may be back in a moment, with engines that live. Memory is for others meanwhile.
+                None if is_hot => (Write::Goal(Goal::Warm), Why::NodeGone),
+                None if missing_ms >= rules.forget_node_ms => (Write::Remove, Why::NodeForgotten),
+                None => continue,
+            };
+            lost_hot |= seen.is_none() && is_hot;
+            stray.push(Change { model: name.clone(), node: node.clone(), write, why });
             continue;
         };
         let pair = &mut pairs[at];

@@ -28,6 +28,17 @@ pub struct View {
     pub drains: BTreeSet<NodeName>,
     /// Models that operators pin.
     pub pins: BTreeMap<ModelName, Pin>,
+    /// For how long nodes with placements are gone, as far as a controller knows. Records do not say it.
+    pub missing_ms: BTreeMap<NodeName, u64>,
+}
+
+impl View {
+    /// Nodes that have placements, and are not there.
+    #[must_use]
+    pub fn missing_nodes(&self) -> BTreeSet<NodeName> {
+        let placed = self.placements.values().flat_map(BTreeMap::keys);
+        placed.filter(|node| !self.nodes.contains_key(*node)).cloned().collect()
+    }
 }
 
 /// A node with its models.

@@ -28,7 +28,7 @@ pub(super) fn copies(goals: &mut Goals<'_, '_>, rules: &Rules, lacks: &mut Vec<(
 pub(super) fn spread(goals: &mut Goals<'_, '_>, rules: &Rules) {
     for model in 0..goals.table().models.len() {
         let placed: Vec<usize> = goals.staying(model).collect();
-        if domains(goals, &placed) >= rules.copies_min || placed.is_empty() || !goals.may_move(rules) {
+        if domains(goals, &placed) >= rules.copies_min || placed.is_empty() {
             continue;
         }
         let Some(pair) = best(goals, model, &placed) else { continue };
@@ -42,7 +42,7 @@ pub(super) fn spread(goals: &mut Goals<'_, '_>, rules: &Rules) {
 pub(super) fn spare(goals: &mut Goals<'_, '_>, rules: &Rules) {
     let table = goals.table();
     for (model, row) in table.models.iter().enumerate() {
-        let wanted = rules.copies_min.max(row.demand.most);
+        let wanted = rules.copies_min.max(row.demand.copies);
         let mut placed: Vec<usize> = goals.staying(model).collect();
         if placed.len() <= wanted {
             continue;

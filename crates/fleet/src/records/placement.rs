@@ -16,7 +16,7 @@ use super::reading::{FORMAT, Record};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Goal {
-    /// Let it go once its requests end. A placement that is absent says the same.
+    /// Let it go once its requests end. A placement that is absent orders nothing.
     None,
     /// Take its requests, and have it ready to wake: asleep, hibernating or on disk.
     Warm,
@@ -36,14 +36,13 @@ impl std::fmt::Display for Goal {
 
 /// A goal for a model on a node.
 ///
-/// Promise: a node acts only on a placement with a greater `fence` than it has acted on for that model, or the same one.
+/// Promise: one with a smaller `fence` is never written over one with a greater, by etcd's transactions.
 ///
 /// ```
 /// use poorwill_fleet::records::{Goal, Placement};
 ///
 /// let placement = Placement::new(41, Goal::Warm, 1_700_000_000_000, "1 of 2 copies is left");
-/// assert!(placement.is_newer_than(40));
-/// assert!(!placement.is_newer_than(41));
+/// assert_eq!((placement.fence, placement.goal), (41, Goal::Warm));
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
@@ -65,12 +64,6 @@ impl Placement {
     #[must_use]
     pub fn new(fence: u64, goal: Goal, changed_at_ms: u64, why: &str) -> Self {
         Self { format: FORMAT, fence, goal, changed_at_ms, why: why.to_owned() }
-    }
-
-    /// Whether its controller was elected after the one with `fence`.
-    #[must_use]
-    pub const fn is_newer_than(&self, fence: u64) -> bool {
-        self.fence > fence
     }
 }
 

@@ -1,6 +1,7 @@
 //! An etcd that has no space left.
 
 use poorwill_fleet::etcd::{EtcdError, Txn};
+use poorwill_fleet::records::Goal;
 use poorwill_fleet::session::Session;
 use poorwill_testkit::etcd::Servers;
 use serde_json::json;
@@ -50,7 +51,8 @@ async fn it_is_reported_in_words_and_goes_on_when_there_is_space() {
     put(&fleet.etcd, "/a", "", None).await;
     leads(&controller).await;
     let after = fleet.settled().await;
-    assert!(after.len() == 1 && after.keys().all(|(_, node)| node == "n2"), "{after:?}");
+    let is_on = |node: &str, goal| after.iter().any(|((_, of), had)| of == node && *had == goal);
+    assert!(after.len() == 2 && is_on("n1", Goal::Warm) && is_on("n2", Goal::Hot), "{after:?}");
     late.end().await;
     controller.end().await;
 }

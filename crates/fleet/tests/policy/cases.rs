@@ -1,6 +1,9 @@
 //! Small fleets, each for one choice.
 
-use poorwill_fleet::policy::{NodeView, Plan, Rules, Time, View, Write, decide};
+use std::collections::{BTreeMap, BTreeSet};
+
+use poorwill_fleet::name::NodeName;
+use poorwill_fleet::policy::{NodeView, Plan, Rules, Time, View, Why, Write, decide};
 use poorwill_fleet::records::{
     Goal, GpuRecord, ModelRecord, NodeRecord, Pin, Placement, Rate, Requests, Stage,
 };
@@ -93,30 +96,34 @@ fn a_first_hot_copy_pays_for_itself() {
 }
 
 #[test]
-fn copies_follow_demand_without_flapping() {
+fn copies_follow_demand_and_stay_for_a_while() {
     let all = ["n0", "n1", "n2", "n3"];
     let mut view = with(fleet(4), "a", &all, 30, 1.0, Stage::Asleep);
     let hot = |view: &View| goals(view, "a", &all).into_iter().filter(|goal| *goal == Goal::Hot).count();
     run(&mut view, 0..3);
     assert_eq!(hot(&view), 1);
-    // A copy carries 32 requests.
-    model(&mut view, "a", "n0").requests = Requests { running: 60, queued: 10 };
-    run(&mut view, 3..6);
-    assert_eq!(hot(&view), 3);
-    // 60 requests would fit two copies, and not at seven tenths of what they carry.
-    for (minute, running) in (6..30).zip([60, 70].into_iter().cycle()) {
+    // A copy carries 32 requests, and one that came stays for two minutes.
+    let (mut since, mut least) = (BTreeMap::new(), usize::MAX);
+    for (minute, running) in (3..27).zip([70, 10].into_iter().cycle()) {
         model(&mut view, "a", "n0").requests = Requests { running, queued: 0 };
-        let plans = run(&mut view, minute..minute + 1);
-        assert!(plans[0].changes.is_empty(), "{:?}", plans[0].changes);
+        for change in run(&mut view, minute..minute + 1).remove(0).changes {
+            if change.write == Write::Goal(Goal::Hot) {
+                since.insert(change.node, minute);
+            } else if let Some(since) = since.get(&change.node) {
+                assert!(minute >= since + 2, "{change} at minute {minute}");
+            }
+        }
+        least = least.min(hot(&view));
+        assert!(running == 10 || hot(&view) == 3, "minute {minute}");
     }
-    model(&mut view, "a", "n0").requests = Requests { running: 10, queued: 0 };
-    run(&mut view, 30..34);
+    assert_eq!(least, 1);
+    run(&mut view, 27..30);
     assert_eq!(hot(&view), 1);
 }
 
 #[test]
-fn a_hot_copy_leaves_for_one_that_is_worth_clearly_more() {
-    for (other, leaves) in [(1.2, false), (2.0, true)] {
+fn a_hot_copy_leaves_for_one_that_is_worth_more() {
+    for (other, leaves) in [(1.0, false), (1.2, true)] {
         let mut view = with(fleet(1), "a", &["n0"], 60, 1.0, Stage::Asleep);
         run(&mut view, 0..1);
         view = with(view, "b", &["n0"], 60, other, Stage::Asleep);
@@ -161,13 +168,34 @@ fn a_node_that_is_gone_is_replaced_at_once() {
     for record in view.nodes.values_mut().flat_map(|node| node.models.values_mut()).flatten() {
         record.rate = Rate::from_micros(1_000_000);
     }
-    // No swap is left for others.
-    let rules = Rules { swaps_per_minute: 0, ..Rules::default() };
+    // For any other reason a hot copy would not pay.
+    let rules = Rules { pay_back_ms: 0, ..Rules::default() };
     let plan = decide(&view, &rules, Time(NOW.0 + 120_000));
-    let removed = plan.changes.iter().filter(|change| change.write == Write::Remove);
-    assert_eq!(removed.map(|change| change.node.as_str()).collect::<Vec<_>>(), [hot]);
+    let lowered = plan.changes.iter().filter(|change| change.why == Why::NodeGone);
+    assert_eq!(lowered.map(|change| change.node.as_str()).collect::<Vec<_>>(), [hot]);
     let raised = plan.changes.iter().filter(|change| change.write == Write::Goal(Goal::Hot));
     assert_eq!(raised.count(), 1, "{:?}", plan.changes);
+}
+
+/// It may be back in a moment, and finds its placements.
+#[test]
+fn a_node_that_is_gone_is_forgotten_after_a_while() {
+    let mut view = with(fleet(1), "a", &["n0"], 30, 0.0, Stage::Asleep);
+    run(&mut view, 0..2);
+    view.nodes.clear();
+    let rules = Rules::default();
+    let node: NodeName = "n0".parse().unwrap();
+    assert_eq!(view.missing_nodes(), BTreeSet::from([node.clone()]));
+    for (missing_ms, is_forgotten) in
+        [(None, false), (Some(rules.forget_node_ms - 1), false), (Some(rules.forget_node_ms), true)]
+    {
+        view.missing_ms.extend(missing_ms.map(|ms| (node.clone(), ms)));
+        let plan = decide(&view, &rules, NOW);
+        let removes = plan.changes.iter().any(|change| change.write == Write::Remove);
+        assert_eq!((removes, plan.changes.len()), (is_forgotten, usize::from(is_forgotten)));
+    }
+    view.nodes.insert(node, NodeView::default());
+    assert!(view.missing_nodes().is_empty());
 }
 
 #[test]
@@ -225,23 +253,6 @@ fn a_pin_displaces_what_is_not_pinned() {
         texts,
         ["`a` on `n0`: warm, since `b` is worth more there", "`b` on `n0`: hot, since it is pinned"]
     );
-}
-
-#[test]
-fn swaps_of_a_minute_are_bounded() {
-    let names: Vec<String> = (0..40).map(|at| format!("m{at}")).collect();
-    let mut view = fleet(40);
-    for (at, name) in names.iter().enumerate() {
-        view = with(view, name, &[&format!("n{at}")], 30, 1.0, Stage::Asleep);
-    }
-    let rules = Rules { swaps_per_minute: 15, ..Rules::default() };
-    for (seconds, expected) in [(0, 15), (30, 0), (60, 15), (120, 10), (180, 0)] {
-        let at = Time(NOW.0 + seconds * 1_000);
-        let plan = decide(&view, &rules, at);
-        let hot = plan.changes.iter().filter(|change| change.write == Write::Goal(Goal::Hot)).count();
-        assert_eq!(hot, expected, "at {seconds} s");
-        apply(&mut view, &plan, at);
-    }
 }
 
 #[test]

@@ -37,6 +37,8 @@ proptest! {
             let node = view.nodes.get(&change.node);
             let is_there = node.is_some_and(|node| node.models.contains_key(&change.model));
             match change.write {
+                // It may be back.
+                Write::Goal(Goal::Warm) if node.is_none() => {}
                 Write::Goal(_) => {
                     prop_assert!(is_there, "{change}");
                     prop_assert!(!is_frozen(&view, &change.model, &change.node), "{change}");
@@ -123,13 +125,20 @@ proptest! {
     }
 
     #[test]
-    fn nodes_that_are_gone_have_nothing(view in view(), rules in rules()) {
-        let (_, after) = planned(&view, &rules);
-        for (model, nodes) in &after.placements {
-            for (node, placement) in nodes {
-                prop_assert!(placement.is_none() || after.nodes.contains_key(node), "`{model}` on {node}");
-            }
-        }
+    fn nodes_that_are_gone_keep_nothing_awake_and_are_forgotten(view in view(), rules in rules()) {
+        let (_, mut after) = planned(&view, &rules);
+        let of_gone = |view: &View| {
+            let all = view.placements.values().flatten();
+            let gone = all.filter(|(node, _)| !view.nodes.contains_key(*node));
+            gone.filter_map(|(_, placement)| placement.clone()).collect::<Vec<_>>()
+        };
+        prop_assert!(of_gone(&after).iter().all(|placement| placement.goal != Goal::Hot));
+        let forgotten = |node| (node, rules.forget_node_ms);
+        after.missing_ms = after.missing_nodes().into_iter().map(forgotten).collect();
+        let later = Time(NOW.0 + rules.forget_node_ms);
+        let plan = decide(&after, &rules, later);
+        apply(&mut after, &plan, later);
+        prop_assert_eq!(of_gone(&after), Vec::new());
     }
 
     #[test]
@@ -138,6 +147,8 @@ proptest! {
         let mut at = NOW;
         let mut last = Plan::default();
         for minute in 0..150 {
+            let missing_ms = at.0 - NOW.0;
+            view.missing_ms = view.missing_nodes().into_iter().map(|node| (node, missing_ms)).collect();
             last = decide(&view, &rules, at);
             apply(&mut view, &last, at);
             realize(&mut view);

@@ -22,16 +22,11 @@ fn model(at: usize) -> ModelName {
 }
 
 pub(crate) fn rules() -> impl Strategy<Value = Rules> {
-    (1..4_usize, 1..4_usize, 1..20_usize, 1..4_usize, 50..100_u32).prop_map(
-        |(copies_min, copies_max, swaps_per_minute, swaps_per_node_minute, shrink_percent)| Rules {
-            copies_min,
-            copies_max,
-            swaps_per_minute,
-            swaps_per_node_minute,
-            shrink_percent,
-            ..Rules::default()
-        },
-    )
+    (1..4_usize, 1..4_usize).prop_map(|(copies_min, copies_max)| Rules {
+        copies_min,
+        copies_max,
+        ..Rules::default()
+    })
 }
 
 prop_compose! {

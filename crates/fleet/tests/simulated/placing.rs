@@ -84,14 +84,17 @@ pub(crate) struct Fleet {
     view: View,
     rules: Rules,
     rng: fastrand::Rng,
+    gone_since_ms: BTreeMap<NodeName, u64>,
 }
 
 impl Fleet {
     pub(crate) fn new(world: &World) -> Self {
-        let size = world.size();
-        let mut rules = Rules { swaps_per_minute: (size.nodes / 2).max(20), ..Rules::default() };
-        rules.swaps_per_node_minute = size.gpus.max(2);
-        let mut fleet = Self { view: View::default(), rules, rng: fastrand::Rng::with_seed(7) };
+        Self::with(world, Rules::default())
+    }
+
+    pub(crate) fn with(world: &World, rules: Rules) -> Self {
+        let rng = fastrand::Rng::with_seed(7);
+        let mut fleet = Self { view: View::default(), rules, rng, gone_since_ms: BTreeMap::new() };
         // Every model lies where it was started first.
         for (model, of) in world.models.iter().enumerate() {
             let placement = Placement::new(1, Goal::Warm, 0, "it was started here");
@@ -121,11 +124,20 @@ impl Fleet {
                 let of = &world.copies[*copy];
                 let Some(record) = record else { continue };
                 record.stage = of.stage;
-                record.requests = Requests { running: of.running as u32, queued: of.waiting() as u32 };
+                record.requests = Requests {
+                    running: stepped(of.running as u32, record.requests.running),
+                    queued: stepped(of.waiting() as u32, record.requests.queued),
+                };
                 record.rate = Rate::from_micros((of.rate(world.now) * 1e6) as u64);
             }
         }
     }
+}
+
+/// As nodes publish counts.
+fn stepped(count: u32, before: u32) -> u32 {
+    let is_kept = count > 0 && count <= before && count * 8 > before * 3;
+    if is_kept { before } else { count.checked_next_power_of_two().filter(|_| count > 0).unwrap_or_default() }
 }
 
 fn node_name(node: usize) -> NodeName {
@@ -220,6 +232,14 @@ impl Placing for Fleet {
 
     fn goals(&mut self, world: &World) -> Vec<(usize, Goal)> {
         self.look(world);
+        let known = std::mem::take(&mut self.gone_since_ms);
+        let since = |node: NodeName| {
+            let since_ms = known.get(&node).copied().unwrap_or(world.now);
+            (node, since_ms)
+        };
+        self.gone_since_ms = self.view.missing_nodes().into_iter().map(since).collect();
+        let for_ms = |(node, since_ms): (&NodeName, &u64)| (node.clone(), world.now - since_ms);
+        self.view.missing_ms = self.gone_since_ms.iter().map(for_ms).collect();
         let plan = decide(&self.view, &self.rules, Time(world.now));
         let mut goals = Vec::new();
         for change in plan.changes {
