@@ -4,8 +4,8 @@
 //! reads all of them, asks the [`policy`] for a plan, and writes placements. Nodes follow their placements, and routers
 //! send requests there.
 //!
-//! Records and policy have no effects: they open no connection and read no clock. [`etcd`] holds the records, a
-//! [`mirror`] follows them, and a [`session`] keeps what a process has written as long as it lives.
+//! Records and policy have no effects: they open no connection and read no clock. [`etcd`] holds the records, or
+//! a [`store`] in a router. A [`mirror`] follows them, and a [`session`] keeps what a process has written as long as it lives.
 #![forbid(unsafe_code)]
 
 pub mod clock;
@@ -17,3 +17,4 @@ pub mod name;
 pub mod policy;
 pub mod records;
 pub mod session;
+pub mod store;

@@ -14,4 +14,6 @@ mod records;
 mod simulated;
 mod simulation;
 #[cfg(target_os = "linux")]
+mod store;
+#[cfg(target_os = "linux")]
 mod tls;

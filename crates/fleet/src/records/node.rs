@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::reading::{FORMAT, Record};
+use crate::name::{FleetName, NodeName};
 
 /// A node, as long as its lease lives.
 ///
@@ -40,6 +41,12 @@ pub struct NodeRecord {
     /// The version of Poorwill.
     #[serde(default)]
     pub version: String,
+    /// What it cannot do as it should, such as placements that it does not follow.
+    #[serde(default)]
+    pub problems: Vec<String>,
+    /// Of its [`signed_text`](Self::signed_text), one by each key of its front. Routers with a key send it to no other.
+    #[serde(default)]
+    pub signatures: Vec<String>,
 }
 
 /// A GPU of a node.
@@ -73,7 +80,16 @@ impl NodeRecord {
             host_free_bytes: 0,
             is_draining: false,
             version: String::new(),
+            problems: Vec::new(),
+            signatures: Vec::new(),
         }
+    }
+
+    /// What a node signs: that it is reached there while this lease lives. Parts are in lines of their own, which none of
+    /// them can have.
+    #[must_use]
+    pub fn signed_text(&self, fleet: &FleetName, node: &NodeName, lease: i64) -> String {
+        format!("poorwill node\n{fleet}\n{node}\n{lease}\n{}\n{}", self.instance, self.front_url)
     }
 }
 

@@ -14,6 +14,9 @@ use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use rustls_pki_types::pem::{self, PemObject as _};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
 /// A certificate, with those between it and its CA, and its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -110,6 +113,14 @@ impl ServerTls {
     #[must_use]
     pub fn config(&self) -> Arc<ServerConfig> {
         self.0.get()
+    }
+
+    /// A connection with TLS over this one.
+    ///
+    /// # Errors
+    /// The client speaks no TLS, or breaks off.
+    pub async fn accept(&self, tcp: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+        TlsAcceptor::from(self.config()).accept(tcp).await
     }
 }
 
