@@ -372,10 +372,9 @@ fn of_fleet(fleet: &Membership) -> Registry {
     let ready = Number::default();
     ready.set(fleet.ready.is_ok().into());
     registry.register("fleet_ready", "Whether routers of its fleet may send it requests", ready);
-    let late = Counter::<u64, AtomicU64>::default();
-    late.inc_by(fleet.late);
-    let help = "Requests that went to their engines when the lease or the placement had ended";
-    registry.register("fleet_late", help, late);
+    let refused = Number::default();
+    refused.set(wide(fleet.refused));
+    registry.register("fleet_placements_refused", "Placements that the node cannot follow", refused);
     registry
 }
 

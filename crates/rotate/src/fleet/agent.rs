@@ -1,12 +1,11 @@
 //! Publishes the node under its lease, and carries out its placements.
 
-use std::collections::BTreeMap;
-use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use poorwill_fleet::etcd::{Etcd, EtcdError, LeaseId, Limits, Txn};
+use poorwill_fleet::etcd::{Entry, Etcd, EtcdError, LeaseId, Limits, Txn, Version};
 use poorwill_fleet::keys::{self, Key};
 use poorwill_fleet::mirror::{Contents, Mirror};
 use poorwill_fleet::name::ModelName;
@@ -17,7 +16,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use super::owned::Owned;
+use super::orders::{Orders, OrdersError};
+use super::owned::{Owned, Standing};
 use super::preparations::Preparations;
 use super::published::{Published, Rates, host_free_bytes, published};
 use crate::config::{Config, Fleet};
@@ -27,10 +27,10 @@ use crate::service::{ModelCommand, ModelNow, Service, Snapshot};
 const PUBLISH_EVERY: Duration = Duration::from_millis(500);
 /// How often the node makes sure that its name is still under its lease.
 const VERIFY_EVERY: Duration = Duration::from_secs(2);
+/// Longer than a call that was given up may stay with a member.
+const REWRITE_AFTER: Duration = Duration::from_secs(30);
 /// Writes of one transaction; etcd takes 128 operations.
 const WRITES_MAX: usize = 100;
-/// The greatest fence of each model, in the state folder.
-const FENCES: &str = "fleet.json";
 
 /// Why a node cannot take part in its fleet.
 #[derive(Debug, thiserror::Error)]
@@ -40,13 +40,8 @@ pub enum FleetError {
     #[error(transparent)]
     Etcd(#[from] EtcdError),
     /// What was kept in the state folder cannot be read.
-    #[error("{}: {reason}; remove it if no other controller than today's is left", path.display())]
-    State {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        reason: String,
-    },
+    #[error(transparent)]
+    State(#[from] OrdersError),
 }
 
 /// The agent. Dropping it has the node leave its fleet when its lease ends; [`end`](Self::end), at once.
@@ -64,15 +59,13 @@ impl Agent {
     /// # Errors
     /// See [`FleetError`].
     pub fn start(service: Service, fleet: Fleet, state: Option<&Path>) -> Result<Self, FleetError> {
-        let etcd = Etcd::with_tls(&fleet.etcd, Limits::for_lease(fleet.lease), fleet.etcd_tls.as_ref())?;
-        let fences = Fences::read(state)?;
+        let etcd = Etcd::open(&fleet.etcd, Limits::for_lease(fleet.lease))?;
+        let instance = format!("{:016x}", fastrand::u64(..));
+        let orders = Orders::read(state, &instance)?;
         let session = Session::start(etcd.clone(), fleet.lease);
-        let owned = Owned::new(session.clock(), session.lease());
+        let owned = Owned::new(orders.goals().clone());
         let placements = format!("{}placements/", keys::prefix(&fleet.name));
         let mirror = Mirror::start(etcd.clone(), &placements);
-        let mut instance = String::new();
-        // Cannot fail.
-        let _ = write!(instance, "{:016x}", fastrand::u64(..));
         let (ending, config) = (CancellationToken::new(), service.config());
         let worker = Worker {
             service,
@@ -80,12 +73,18 @@ impl Agent {
             etcd,
             instance,
             owned: owned.clone(),
-            fences,
+            orders,
+            refused: Vec::new(),
             rates: Rates::default(),
             preparations: Preparations::default(),
+            lease: None,
             sent: None,
             verified_at: Instant::now(),
+            rewrite_at: None,
+            version: Version::default(),
+            placed: BTreeSet::new(),
             config,
+            was_followed: false,
             last_problem: None,
         };
         let (lease, until) = (session.lease(), ending.clone());
@@ -103,7 +102,7 @@ impl Agent {
     pub async fn end(self) {
         self.ending.cancel();
         let _ended = self.task.await;
-        self.owned.claim(None);
+        self.owned.set_standing(Standing::Left);
         self.session.end().await;
     }
 }
@@ -114,16 +113,43 @@ struct Worker {
     etcd: Etcd,
     instance: String,
     owned: Owned,
-    fences: Fences,
+    orders: Orders,
+    /// Placements that cannot be followed, each with the reason.
+    refused: Vec<String>,
     rates: Rates,
     preparations: Preparations,
-    /// What etcd has, under the claimed lease.
+    /// Under which the records are that were sent.
+    lease: Option<LeaseId>,
+    /// What etcd has, under that lease.
     sent: Option<Published>,
     /// When that was made sure of.
     verified_at: Instant,
+    /// When all is written again, since a call failed and may be carried out late.
+    rewrite_at: Option<Instant>,
+    /// Of the placements.
+    version: Version,
+    /// Models whose placements are in etcd.
+    placed: BTreeSet<String>,
     /// Whose models have their goals.
     config: Arc<Config>,
+    /// Whether placements were read since the start.
+    was_followed: bool,
     last_problem: Option<String>,
+}
+
+/// What came of an attempt to publish.
+struct Attempt {
+    snapshot: Snapshot,
+    /// Whether etcd answered.
+    is_confirmed: bool,
+}
+
+/// Who has the node's name.
+enum Name {
+    /// This process has taken it, and published this.
+    Own(Published),
+    /// There was this record.
+    Others(Entry),
 }
 
 /// Why the node is not published.
@@ -149,6 +175,8 @@ impl Worker {
         mirror: &Mirror,
         until: &CancellationToken,
     ) {
+        // Before the name is taken: a later process has to know this one.
+        self.orders.keep().await;
         let mut placements = mirror.contents();
         let mut ticks = interval(PUBLISH_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -162,7 +190,7 @@ impl Worker {
                         return;
                     }
                     let goals = self.read_goals(&placements.borrow_and_update());
-                    self.follow(goals, false).await;
+                    self.follow(goals).await;
                     continue;
                 }
                 _ = ticks.tick() => {}
@@ -170,20 +198,27 @@ impl Worker {
             let config = self.service.config();
             if !Arc::ptr_eq(&config, &self.config) {
                 // A reload may have brought models, and has set pins as the file says.
-                self.config = config;
+                (self.config, self.was_followed) = (config, false);
                 let goals = self.read_goals(&placements.borrow());
-                self.follow(goals, true).await;
+                self.follow(goals).await;
             }
             let current = *lease.borrow_and_update();
             let outcome = tokio::select! {
                 () = until.cancelled() => return,
                 outcome = self.publish(current) => outcome,
             };
-            if let Ok(Some(snapshot)) = &outcome {
-                self.let_go(snapshot);
-                self.prepare(snapshot);
+            match outcome {
+                Ok(Some(Attempt { snapshot, is_confirmed })) => {
+                    self.let_go(&snapshot);
+                    self.prepare(&snapshot);
+                    if is_confirmed {
+                        self.note(None);
+                    }
+                }
+                // The log says why there is no lease.
+                Ok(None) => {}
+                Err(error) => self.note(Some(error.to_string())),
             }
-            self.note(outcome.err().map(|error| error.to_string()));
         }
     }
 
@@ -202,19 +237,19 @@ impl Worker {
         self.last_problem = problem;
     }
 
-    /// Returns what was published, if there is a lease.
-    async fn publish(&mut self, lease: Option<LeaseId>) -> Result<Option<Snapshot>, PublishError> {
-        let Some(lease) = lease else {
-            self.owned.claim(None);
-            self.sent = None;
-            return Ok(None);
-        };
-        if self.owned.claimed() != Some(lease) {
-            self.owned.claim(None);
-            self.sent = None;
+    /// `None` without a lease.
+    async fn publish(&mut self, lease: Option<LeaseId>) -> Result<Option<Attempt>, PublishError> {
+        if self.lease != lease {
+            (self.lease, self.sent) = (lease, None);
         }
+        let Some(lease) = lease else { return Ok(None) };
         let (snapshot, config) = (self.service.snapshot().await, self.service.config());
         let now = published(&snapshot, &config, &self.fleet, &self.instance, &mut self.rates, Instant::now());
+        let now = now.with_problems(&self.refused).signed(&self.fleet, &config.front.keys, lease);
+        if self.rewrite_at.is_some_and(|at| at <= Instant::now()) {
+            self.rewrite_at = None;
+            self.sent = self.sent.take().map(Published::unknown);
+        }
         let outcome = match self.sent.take() {
             None => self.enter(lease, &now).await,
             Some(sent) => {
@@ -223,70 +258,119 @@ impl Worker {
                 if is_due {
                     self.verified_at = Instant::now();
                 }
-                if updated.is_err() {
-                    // Some of it may have been written. Only what is gone has to be entered again.
-                    self.sent = Some(sent);
+                if matches!(&updated, Err(error) if !matches!(error, PublishError::Lost)) {
+                    // Some of it may have been written, and a silent member may still do so.
+                    self.sent = Some(sent.certain_beside(&now));
+                    self.rewrite_at = Some(Instant::now() + REWRITE_AFTER);
                 }
                 updated
             }
         };
-        match outcome {
-            Ok(()) => {
-                self.owned.claim(Some(lease));
+        match &outcome {
+            Ok(_) => {
+                self.owned.set_standing(Standing::Member);
                 self.sent = Some(now);
-                Ok(Some(snapshot))
             }
-            Err(error) => {
-                if matches!(error, PublishError::Lost | PublishError::Taken { .. }) {
-                    self.owned.claim(None);
-                    self.sent = None;
-                }
-                Err(error)
-            }
+            Err(PublishError::Taken { .. }) => self.owned.set_standing(Standing::Taken),
+            Err(_) => {}
         }
+        outcome.map(|is_confirmed| Some(Attempt { snapshot, is_confirmed }))
     }
 
-    /// Takes the node's name, and publishes everything. The node comes with its models, so that none seems to be missing.
-    async fn enter(&self, lease: LeaseId, now: &Published) -> Result<(), PublishError> {
+    /// Takes the node's name, and publishes everything.
+    async fn enter(&self, lease: LeaseId, now: &Published) -> Result<bool, PublishError> {
+        let first = match self.take_name(lease, now, None).await? {
+            Name::Own(first) => first,
+            Name::Others(found) => {
+                let key = Key::Node(self.fleet.node.clone());
+                let record = read::<NodeRecord>(&key, &found.value).ok();
+                let record = record.as_ref().and_then(Reading::known);
+                match (record, LeaseId::of(&found)) {
+                    // An answer that was lost on its way leaves our own behind, and an older state of etcd has it, too.
+                    (Some(record), under) if record.instance == self.instance && under == Some(lease) => {
+                        self.read_own().await?
+                    }
+                    (Some(record), Some(under)) if self.orders.was_here(&record.instance) => {
+                        self.take_over(lease, now, under).await?
+                    }
+                    (record, _) => {
+                        let (instance, url) =
+                            record.map_or(("?", "?"), |record| (&*record.instance, &*record.front_url));
+                        let (instance, url) = (instance.to_owned(), url.to_owned());
+                        return Err(PublishError::Taken { node: self.fleet.node.to_string(), instance, url });
+                    }
+                }
+            }
+        };
+        self.update(lease, &first, now, false).await?;
+        Ok(true)
+    }
+
+    /// Takes over from a process that was this node before, and is dead: this one has its state folder. In between the node
+    /// is not away.
+    async fn take_over(
+        &self,
+        lease: LeaseId,
+        now: &Published,
+        under: LeaseId,
+    ) -> Result<Published, PublishError> {
+        let Name::Own(first) = self.take_name(lease, now, Some(under)).await? else {
+            return Err(PublishError::Lost);
+        };
+        tracing::info!("ends the lease of the process before this one");
+        self.etcd.revoke(under).await?;
+        Ok(first)
+    }
+
+    /// What etcd has of this node, without what it says.
+    async fn read_own(&self) -> Result<Published, PublishError> {
+        let path = format!("{}/models/", Key::Node(self.fleet.node.clone()).in_fleet(&self.fleet.name));
+        let (entries, _) = self.etcd.read(&path).await?;
+        let keys = entries.iter().filter_map(|entry| Key::parse(&self.fleet.name, &entry.key).ok());
+        let names = keys.filter_map(|key| match key {
+            Key::Model { model, .. } => Some(model),
+            _ => None,
+        });
+        Ok(Published::unknown_of(names))
+    }
+
+    /// Where none has it, or only that lease. The node comes with its models, so that none seems to be missing.
+    async fn take_name(
+        &self,
+        lease: LeaseId,
+        now: &Published,
+        under: Option<LeaseId>,
+    ) -> Result<Name, PublishError> {
         let key = Key::Node(self.fleet.node.clone());
         let path = key.in_fleet(&self.fleet.name);
         let mut first = Published { node: now.node.clone(), models: BTreeMap::new() };
-        let mut txn = Txn::new()
-            .if_created_at(&path, 0)
-            .put(&path, &write(&key, &now.node)?, Some(lease))
-            .or_get(&path);
+        let free = match under {
+            Some(under) => Txn::new().if_leased(&path, under),
+            None => Txn::new().if_created_at(&path, 0),
+        };
+        let mut txn = free.put(&path, &write(&key, &now.node)?, Some(lease)).or_get(&path);
         for (model, record) in now.models.iter().take(WRITES_MAX) {
             let key = Key::Model { node: self.fleet.node.clone(), model: model.clone() };
             txn = txn.put(&key.in_fleet(&self.fleet.name), &write(&key, record)?, Some(lease));
             first.models.insert(model.clone(), record.clone());
         }
         let answer = self.etcd.commit(&txn).await?;
-        if !answer.has_succeeded {
-            let Some(found) = answer.found.first() else { return Err(PublishError::Lost) };
-            let record = read::<NodeRecord>(&key, &found.value).ok();
-            let record = record.as_ref().and_then(Reading::known);
-            // An answer that was lost on its way leaves our own behind.
-            if record.is_some_and(|record| record.instance == self.instance) {
-                // It may say what was so before.
-                first = Published { node: NodeRecord::new(""), models: BTreeMap::new() };
-            } else {
-                let (instance, url) =
-                    record.map_or(("?", "?"), |record| (&*record.instance, &*record.front_url));
-                let node = self.fleet.node.to_string();
-                return Err(PublishError::Taken { node, instance: instance.to_owned(), url: url.to_owned() });
-            }
+        match answer.found.into_iter().next() {
+            _ if answer.has_succeeded => Ok(Name::Own(first)),
+            Some(found) => Ok(Name::Others(found)),
+            None => Err(PublishError::Lost),
         }
-        self.update(lease, &first, now, false).await
     }
 
     /// Publishes what has changed, while the node's name is under this lease. Makes sure of the latter if it is due.
+    /// Returns whether etcd was asked.
     async fn update(
         &self,
         lease: LeaseId,
         sent: &Published,
         now: &Published,
         is_due: bool,
-    ) -> Result<(), PublishError> {
+    ) -> Result<bool, PublishError> {
         let node_key = Key::Node(self.fleet.node.clone());
         let node_path = node_key.in_fleet(&self.fleet.name);
         let begun = || Txn::new().if_leased(&node_path, lease);
@@ -318,19 +402,22 @@ impl Worker {
             let (_, path) = model_path(model);
             push(&|txn| txn.delete(&path));
         }
+        let mut was_asked = false;
         for txn in txns.iter().filter(|txn| is_due || !txn.is_empty()) {
             if !self.etcd.commit(txn).await?.has_succeeded {
                 return Err(PublishError::Lost);
             }
+            was_asked = true;
         }
-        Ok(())
+        Ok(was_asked)
     }
 
-    /// Models that are not placed here sleep once their last request has ended.
+    /// Models that were ordered to leave sleep once their last request has ended.
     fn let_go(&self, snapshot: &Snapshot) {
         let is_over = |model: &&ModelNow| model.is_ready && model.running == 0 && model.queued == 0;
         for model in snapshot.models.iter().filter(is_over).filter(|model| !model.is_pinned) {
-            if self.owned.is_withdrawn(&model.name) {
+            if self.owned.goal(&model.name) == Some(Goal::None) {
+                tracing::info!(model = model.name, "lets a model go, as ordered");
                 let _known: bool = self.service.command(&model.name, ModelCommand::Sleep);
             }
         }
@@ -338,67 +425,57 @@ impl Worker {
 
     /// Brings one more warm model up, so that it is ready to wake.
     fn prepare(&mut self, snapshot: &Snapshot) {
-        let is_warm = |model: &str| self.fleet.prepare && self.owned.goal(model) == Goal::Warm;
+        let is_warm = |model: &str| {
+            self.fleet.prepare && self.placed.contains(model) && self.owned.goal(model) == Some(Goal::Warm)
+        };
         if let Some(model) = self.preparations.next(snapshot, is_warm, host_free_bytes(), Instant::now()) {
             // A model that a reload removed has nothing to prepare.
             let _known: bool = self.service.command(&model, ModelCommand::Prepare);
         }
     }
 
-    /// The goals of all models of this node; `None` while nothing is known.
+    /// The goals of the models of this node; `None` while nothing is known.
     fn read_goals(&mut self, contents: &Contents) -> Option<BTreeMap<String, Goal>> {
         if contents.revision() == 0 {
             return None;
         }
-        let mut goals = BTreeMap::new();
+        if std::mem::replace(&mut self.version, contents.version()).is_lost_by(contents.version()) {
+            // The node's records may be of long ago, too.
+            self.sent = None;
+        }
+        let (mut goals, mut refused) = (BTreeMap::new(), Vec::new());
+        self.placed.clear();
         for model in &self.service.config().models {
             let Ok(name) = model.name.parse::<ModelName>() else { continue };
             let key = Key::Placement { model: name, node: self.fleet.node.clone() };
             let goal = match contents.entries().get(&key.in_fleet(&self.fleet.name)) {
-                None => Goal::None,
-                Some(entry) => match read::<Placement>(&key, &entry.value) {
-                    Ok(Reading::Known(placement)) if placement.fence >= self.fences.of(&model.name) => {
-                        self.fences.raise(&model.name, placement.fence);
-                        placement.goal
+                None => self.orders.absent(&model.name),
+                Some(entry) => {
+                    self.placed.insert(model.name.clone());
+                    match ordered(&key, &entry.value) {
+                        Ok(goal) => self.orders.take(&model.name, goal),
+                        Err(reason) => refused.push(reason),
                     }
-                    Ok(Reading::Known(placement)) => {
-                        let (fence, known) = (placement.fence, self.fences.of(&model.name));
-                        tracing::warn!(
-                            model = model.name,
-                            fence,
-                            known,
-                            "ignored a placement of an older controller; if etcd was set up anew, remove fleet.json of the state \
-                             folder, and start the node again"
-                        );
-                        self.owned.goal(&model.name)
-                    }
-                    Ok(Reading::Newer { format }) => {
-                        tracing::warn!(
-                            model = model.name,
-                            format,
-                            "a placement is for newer nodes; upgrade this one"
-                        );
-                        self.owned.goal(&model.name)
-                    }
-                    Err(error) => {
-                        tracing::warn!(%error, "ignored an unreadable placement");
-                        self.owned.goal(&model.name)
-                    }
-                },
+                    self.orders.goal(&model.name)
+                }
             };
-            goals.insert(model.name.clone(), goal);
+            goals.extend(goal.map(|goal| (model.name.clone(), goal)));
         }
+        for reason in refused.iter().filter(|reason| !self.refused.contains(reason)) {
+            tracing::warn!(reason, "cannot follow a placement");
+        }
+        self.owned.set_refused(refused.len());
+        self.refused = refused;
         Some(goals)
     }
 
-    /// Orders what has changed, or everything.
-    async fn follow(&mut self, goals: Option<BTreeMap<String, Goal>>, everything: bool) {
+    /// Orders what has changed; at first, and behind a reload, everything.
+    async fn follow(&mut self, goals: Option<BTreeMap<String, Goal>>) {
         let Some(goals) = goals else { return };
-        if let Err(error) = self.fences.keep().await {
-            tracing::warn!(path = %self.fences.path(), %error, "cannot save fences for the next start");
-        }
+        self.orders.keep().await;
         let config = self.service.config();
-        let all = everything.then(|| goals.clone().into_iter().collect());
+        let is_first = !std::mem::replace(&mut self.was_followed, true);
+        let all = is_first.then(|| goals.clone().into_iter().collect());
         let changed = self.owned.set_goals(goals);
         for (model, goal) in all.unwrap_or(changed) {
             let is_pinned = config.models.iter().any(|one| one.name == model && one.rules.is_pinned);
@@ -415,61 +492,13 @@ impl Worker {
     }
 }
 
-/// The greatest fence that each model was placed with.
-#[derive(Debug, Default)]
-struct Fences {
-    path: Option<PathBuf>,
-    by_model: BTreeMap<String, u64>,
-    is_changed: bool,
-}
-
-impl Fences {
-    fn read(state: Option<&Path>) -> Result<Self, FleetError> {
-        let Some(path) = state.map(|folder| folder.join(FENCES)) else { return Ok(Self::default()) };
-        let failed = |reason: String| FleetError::State { path: path.clone(), reason };
-        let by_model = match std::fs::read(&path) {
-            Ok(json) => serde_json::from_slice(&json).map_err(|error| failed(error.to_string()))?,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => BTreeMap::new(),
-            Err(error) => return Err(failed(error.to_string())),
-        };
-        Ok(Self { path: Some(path), by_model, is_changed: false })
-    }
-
-    fn of(&self, model: &str) -> u64 {
-        self.by_model.get(model).copied().unwrap_or_default()
-    }
-
-    fn raise(&mut self, model: &str, fence: u64) {
-        if self.of(model) < fence {
-            self.by_model.insert(model.to_owned(), fence);
-            self.is_changed = true;
+/// What a placement orders, or why it is not followed.
+fn ordered(key: &Key, json: &[u8]) -> Result<Goal, String> {
+    match read::<Placement>(key, json) {
+        Ok(Reading::Known(placement)) => Ok(placement.goal),
+        Ok(Reading::Newer { format }) => {
+            Err(format!("record `{key}` has format {format}; upgrade this node"))
         }
+        Err(error) => Err(error.to_string()),
     }
-
-    fn path(&self) -> String {
-        self.path.as_deref().unwrap_or_else(|| Path::new("")).display().to_string()
-    }
-
-    /// Before anything is done by them.
-    async fn keep(&mut self) -> std::io::Result<()> {
-        let Some(path) = self.path.clone().filter(|_| self.is_changed) else { return Ok(()) };
-        let json = serde_json::to_vec(&self.by_model)?;
-        let new = path.with_extension("new");
-        tokio::fs::write(&new, json).await?;
-        tokio::fs::rename(&new, &path).await?;
-        self.is_changed = false;
-        Ok(())
-    }
-}
-
-#[test]
-fn fences_only_rise() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut fences = Fences::read(Some(folder.path())).unwrap();
-    fences.raise("a", 7);
-    fences.raise("a", 3);
-    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(fences.keep()).unwrap();
-    assert_eq!(Fences::read(Some(folder.path())).unwrap().of("a"), 7);
-    std::fs::write(folder.path().join(FENCES), "{").unwrap();
-    assert!(Fences::read(Some(folder.path())).unwrap_err().to_string().contains("remove it"));
 }

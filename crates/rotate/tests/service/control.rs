@@ -41,7 +41,7 @@ async fn a_node_says_whether_routers_may_send_to_it() {
     let answer = ready("Authorization: Bearer key\r\n").await;
     assert_eq!(answer.message(), "it has no lease: http://etcd:2379 is away");
     let metrics = control.ask("GET /metrics", "Authorization: Bearer key\r\n", "").await.body;
-    for line in ["poorwill_rotate_fleet_ready 0\n", "poorwill_rotate_fleet_late_total 3\n"] {
+    for line in ["poorwill_rotate_fleet_ready 0\n", "poorwill_rotate_fleet_placements_refused 3\n"] {
         assert!(metrics.contains(line), "{metrics}");
     }
 }

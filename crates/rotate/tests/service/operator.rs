@@ -99,7 +99,7 @@ impl ControlApi for FakeApi {
     }
 
     fn fleet(&self) -> Option<Membership> {
-        self.ready.lock().unwrap().clone().map(|ready| Membership { ready, late: 3 })
+        self.ready.lock().unwrap().clone().map(|ready| Membership { ready, refused: 3 })
     }
 }
 
