@@ -13,16 +13,17 @@ use poorwill_net::tls::ClientTls;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::affinity::Affinity;
 use crate::requests::Requests;
 use crate::settings::{Card, Front, Parameters};
 
 /// What the front needs from the service.
 pub trait Backend: Send + Sync + 'static {
-    /// Where a request with this name goes. A selector chooses now.
-    fn route(&self, name: &str) -> Option<Route>;
+    /// Where a request with this name goes. A selector chooses now. Among several places its affinity decides.
+    fn route(&self, name: &str, affinity: Affinity) -> Option<Route>;
 
     /// Where a request for the model with this own name goes, whatever the chosen profile says.
-    fn route_of_model(&self, name: &str) -> Option<Route>;
+    fn route_of_model(&self, name: &str, affinity: Affinity) -> Option<Route>;
 
     /// All names, in the order of the configuration.
     fn listed(&self) -> Vec<Listed>;
@@ -44,7 +45,7 @@ pub trait Backend: Send + Sync + 'static {
     /// The current limits and keys.
     fn front(&self) -> Arc<Front>;
 
-    /// Whether this model may be served here, read before a request waits and directly before it goes to its engine.
+    /// Whether this model may be served here, read before a request waits and before it goes to its engine.
     ///
     /// # Errors
     /// Why not.
@@ -52,18 +53,15 @@ pub trait Backend: Send + Sync + 'static {
         Ok(())
     }
 
-    /// Waits until this model may not be served here any more for longer than a moment. Dropping it does no harm.
-    fn withdrawn(&self, _route: &Route) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    /// Waits until this model may not be served here any more, and returns why. Dropping it does no harm.
+    fn withdrawn(&self, _route: &Route) -> Pin<Box<dyn Future<Output = NotOwned> + Send>> {
         Box::pin(std::future::pending())
     }
 
-    /// Whether [`check`](Self::check) may say no.
-    fn may_lose(&self) -> bool {
-        false
+    /// How many requests its model has here, for the routers that send them; `None` where there are none.
+    fn load(&self, _route: &Route) -> Option<u64> {
+        None
     }
-
-    /// Counts a request that went to its engine after [`check`](Self::check) would have refused it.
-    fn was_late(&self, _route: &Route) {}
 
     /// Whether requests may have other destinations.
     fn is_router(&self) -> bool {
@@ -78,8 +76,16 @@ pub trait Backend: Send + Sync + 'static {
     /// Takes note of a destination that refused this request, or could not be reached for any.
     fn fails(&self, _route: &Route, _is_unreachable: bool) {}
 
+    /// Takes note of how many requests a destination has for this model.
+    fn note_load(&self, _route: &Route, _requests: u64) {}
+
     /// Waits until a destination has left its fleet.
     fn gone(&self, _route: &Route) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(std::future::pending())
+    }
+
+    /// Waits until a request waits at its destination in vain, and these are not all that there are.
+    fn stands_still(&self, _route: &Route, _tried: &[String]) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         Box::pin(std::future::pending())
     }
 
@@ -115,6 +121,8 @@ pub struct Route {
     pub in_flight: Option<Arc<InFlight>>,
     /// How long its engine may send nothing of an answer; `None` for ever.
     pub first_byte_max: Option<Duration>,
+    /// By which it was chosen.
+    pub affinity: Affinity,
 }
 
 /// A name in the list of models.
@@ -228,6 +236,12 @@ impl InFlight {
         count.fetch_add(1, Ordering::AcqRel);
         Self(Arc::clone(count))
     }
+
+    /// All that are counted now.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.0.load(Ordering::Acquire)
+    }
 }
 
 impl Drop for InFlight {
@@ -272,9 +286,9 @@ pub enum Refusal {
 /// Why a model may not be served here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NotOwned {
-    /// The node does not know that it is still a node of its fleet.
-    #[error("this node has no lease of its fleet now")]
-    Lease,
+    /// The process was not yet the node of its name, has left its fleet, or another process has the name.
+    #[error("this process is no member of its fleet now")]
+    Member,
     /// The controller placed it elsewhere.
     #[error("it is not placed on this node")]
     Placement,

@@ -5,6 +5,7 @@
 //! limits and keys of both, and [`file`](mod@file) reads it from a configuration.
 #![forbid(unsafe_code)]
 
+pub mod affinity;
 pub mod backend;
 pub mod file;
 pub mod operators;

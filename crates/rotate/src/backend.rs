@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use poorwill_front::affinity::Affinity;
 use poorwill_front::backend::{
     Admission, Backend, Listed, ModelNumber, NameKind, NotOwned, Refusal, Refused, Route,
 };
@@ -59,7 +60,8 @@ fn to(destination: Destination) -> Route {
     let Destination { id, model, served_as, parameters, in_flight } = destination;
     let (name, url, in_flight) = (model.name.clone(), model.url.clone(), Some(Arc::new(in_flight)));
     let first_byte_max = model.first_byte_max;
-    Route { model: ModelNumber(id.0), name, url, served_as, parameters, in_flight, first_byte_max }
+    let (model, affinity) = (ModelNumber(id.0), Affinity::default());
+    Route { model, name, url, served_as, parameters, in_flight, first_byte_max, affinity }
 }
 
 fn refused(by: service::Refused) -> Refused {
@@ -77,11 +79,11 @@ fn refused(by: service::Refused) -> Refused {
 }
 
 impl Backend for ServiceHandle {
-    fn route(&self, name: &str) -> Option<Route> {
+    fn route(&self, name: &str, _affinity: Affinity) -> Option<Route> {
         self.service.route(name).map(to)
     }
 
-    fn route_of_model(&self, name: &str) -> Option<Route> {
+    fn route_of_model(&self, name: &str, _affinity: Affinity) -> Option<Route> {
         self.service.route_of_model(name).map(to)
     }
 
@@ -140,24 +142,20 @@ impl Backend for ServiceHandle {
         Arc::clone(&self.service.config().front)
     }
 
+    fn load(&self, route: &Route) -> Option<u64> {
+        // Without a fleet there is no router.
+        self.owned.as_ref()?;
+        u64::try_from(route.in_flight.as_ref()?.count()).ok()
+    }
+
     fn check(&self, route: &Route) -> Result<(), NotOwned> {
         self.owned.as_ref().map_or(Ok(()), |owned| owned.check(&route.name))
     }
 
-    fn withdrawn(&self, route: &Route) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    fn withdrawn(&self, route: &Route) -> Pin<Box<dyn Future<Output = NotOwned> + Send>> {
         match &self.owned {
             Some(owned) => Box::pin(owned.withdrawn(&route.name)),
             None => Box::pin(std::future::pending()),
-        }
-    }
-
-    fn may_lose(&self) -> bool {
-        self.owned.is_some()
-    }
-
-    fn was_late(&self, route: &Route) {
-        if let Some(owned) = &self.owned {
-            owned.was_late(&route.name);
         }
     }
 }

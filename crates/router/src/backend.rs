@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -12,18 +11,23 @@ use poorwill_front::settings::{Card, Front, Key, Parameters};
 use poorwill_net::tls::ClientTls;
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::watch;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::choose::choose;
+use super::choose::{FAILED, choose};
 use super::config::RouterConfig;
+use super::loads::Loads;
+use super::queue::{Sent, stand_still};
 use super::table::{Copy, RouteTable};
-use poorwill_front::backend::{
-    Admission, Backend, InFlight, Listed, ModelNumber, NameKind, NotOwned, Refused, Route,
-};
+use poorwill_front::affinity::{Affinity, hash, pair};
+use poorwill_front::backend::{Admission, Backend, Listed, ModelNumber, NameKind, NotOwned, Refused, Route};
 use poorwill_front::requests::{OfModel, Requests, Series};
 
 /// How long a node comes last that could not be reached or refused a request.
 const AVOID: Duration = Duration::from_secs(2);
+
+/// A node that is the only one with a model may be away for so long before its requests end.
+const GONE_GRACE: Duration = Duration::from_secs(5);
 
 /// The address of a model that no node may serve now. Nothing is sent there.
 const NOWHERE: &str = "http://nowhere.invalid";
@@ -48,8 +52,7 @@ pub(super) struct RouterBackend {
     counts: Arc<RouteCounts>,
     /// A number for each model, for as long as this process runs.
     ids: RwLock<BTreeMap<ModelName, usize>>,
-    /// This router's requests to each model at each node.
-    in_flight: Mutex<HashMap<(ModelName, String), Arc<AtomicUsize>>>,
+    loads: Loads,
     /// When a node, by its address, could not be reached, or refused a model.
     failed: Mutex<HashMap<FailedAt, Instant>>,
 }
@@ -73,7 +76,7 @@ impl RouterBackend {
             requests,
             counts,
             ids: RwLock::default(),
-            in_flight: Mutex::default(),
+            loads: Loads::default(),
             failed: Mutex::default(),
         }
     }
@@ -87,42 +90,45 @@ impl RouterBackend {
         ModelNumber(*ids.entry(model.clone()).or_insert(next))
     }
 
-    fn counter(&self, model: &ModelName, url: &str) -> Arc<AtomicUsize> {
-        let mut counters = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (model.clone(), url.to_owned());
-        if !counters.contains_key(&key) {
-            // Nodes come and go, and their addresses with them.
-            counters.retain(|_, counter| Arc::strong_count(counter) > 1);
-        }
-        Arc::clone(counters.entry(key).or_default())
-    }
-
     /// The best copy of those that were not tried.
-    fn to(&self, model: &ModelName, served_as: &str, tried: &[String]) -> Option<Route> {
-        let table = Arc::clone(&self.table.borrow());
+    fn to(&self, model: &ModelName, served_as: &str, tried: &[String], affinity: Affinity) -> Option<Route> {
+        let (table, now) = (Arc::clone(&self.table.borrow()), Instant::now());
         // A name that only some nodes know is not asked of others.
         let has_name = |copy: &&Copy| copy.is_named(model, served_as) && !tried.contains(&copy.url);
         let left = table.copies(model).iter().filter(has_name);
         let is_reached = |copy: &&Copy| !self.has_failed(&(copy.url.clone(), None));
         let (good, bad): (Vec<&Copy>, Vec<&Copy>) = left.partition(is_reached);
-        let in_flight = |copy: &Copy| {
+        let load = |copy: &Copy| {
             // Of two awake ones the other is taken. But none that sleeps is woken for it.
             if self.has_failed(&(copy.url.clone(), Some(model.clone()))) {
-                return u64::MAX;
+                return FAILED;
             }
-            u64::try_from(self.counter(model, &copy.url).load(Ordering::Acquire)).unwrap_or(u64::MAX)
+            self.loads.of(model, &copy.url, copy.record.requests.all(), now)
         };
-        let chosen = |copies: &[&Copy]| choose(copies, in_flight, |below| fastrand::usize(..below)).cloned();
+        // Each model has an order of its own.
+        let key = affinity.key.map(|key| pair(key, hash(model.as_str().as_bytes())));
+        let of_model = Affinity { key, ..affinity };
+        let chance = |below| fastrand::usize(..below);
+        let chosen = |copies: &[&Copy]| choose(copies, of_model, load, chance).cloned();
         let copy = chosen(&good).or_else(|| chosen(&bad))?;
         Some(Route {
             model: self.id(model),
             name: model.to_string(),
-            in_flight: Some(Arc::new(InFlight::new(&self.counter(model, &copy.url)))),
+            in_flight: Some(Arc::new(self.loads.begin(model, &copy.url, now))),
             url: copy.url,
             served_as: served_as.to_owned(),
             parameters: Arc::new(Parameters::default()),
             first_byte_max: None,
+            affinity,
         })
+    }
+
+    /// Whether the request goes on from what was made there. Others say that there is no such response.
+    fn is_maker(&self, model: &ModelName, route: &Route) -> bool {
+        let table = self.table.borrow();
+        let mut copies = table.copies(model).iter();
+        route.affinity.place == Some(hash(route.url.as_bytes()))
+            && copies.any(|copy| copy.url == route.url && copy.record.stage.is_ready())
     }
 
     /// For a model that no node may serve now.
@@ -136,6 +142,7 @@ impl RouterBackend {
             parameters: Arc::new(Parameters::default()),
             in_flight: None,
             first_byte_max: None,
+            affinity: Affinity::default(),
         }
     }
 
@@ -169,17 +176,17 @@ fn stage(copies: &[Copy]) -> &'static str {
 }
 
 impl Backend for RouterBackend {
-    fn route(&self, name: &str) -> Option<Route> {
+    fn route(&self, name: &str, affinity: Affinity) -> Option<Route> {
         let table = Arc::clone(&self.table.borrow());
         let Some(model) = table.model(name) else {
             // Its nodes may be gone for now, or none was heard of yet.
             return (table.is_empty() || self.was_known(name)).then(|| self.nowhere(name, name));
         };
-        self.to(model, name, &[]).or_else(|| Some(self.nowhere(model.as_str(), name)))
+        self.to(model, name, &[], affinity).or_else(|| Some(self.nowhere(model.as_str(), name)))
     }
 
-    fn route_of_model(&self, name: &str) -> Option<Route> {
-        self.route(name)
+    fn route_of_model(&self, name: &str, affinity: Affinity) -> Option<Route> {
+        self.route(name, affinity)
     }
 
     fn listed(&self) -> Vec<Listed> {
@@ -230,7 +237,10 @@ impl Backend for RouterBackend {
 
     fn elsewhere(&self, route: &Route, tried: &[String]) -> Option<Route> {
         let model = route.name.parse::<ModelName>().ok()?;
-        let other = self.to(&model, &route.served_as, tried);
+        let other = match self.is_maker(&model, route) {
+            true => None,
+            false => self.to(&model, &route.served_as, tried, route.affinity),
+        };
         let count = if other.is_some() { &self.counts.retries } else { &self.counts.refused };
         count.of(OfModel { model: route.name.clone() }).inc();
         other
@@ -243,21 +253,42 @@ impl Backend for RouterBackend {
         failed.insert((route.url.clone(), model), Instant::now());
     }
 
+    fn note_load(&self, route: &Route, requests: u64) {
+        if let Ok(model) = route.name.parse::<ModelName>() {
+            self.loads.hear(&model, &route.url, requests, Instant::now());
+        }
+    }
+
     fn gone(&self, route: &Route) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        let mut table = self.table.clone();
-        let at = route.name.parse::<ModelName>().ok().and_then(|model| {
-            let of_table = table.borrow();
-            let copy = of_table.copies(&model).iter().find(|copy| copy.url == route.url)?;
-            Some((copy.node.clone(), copy.lease))
-        });
+        let (mut table, url) = (self.table.clone(), route.url.clone());
+        let (model, mut there) = (route.name.parse::<ModelName>().ok(), table.borrow().instances_at(&url));
         Box::pin(async move {
-            let Some((node, lease)) = at else { return std::future::pending().await };
-            let gone = table.wait_for(|table| !table.is_there(&node, lease)).await.map(drop);
-            if gone.is_err() {
-                // The router ends, and its requests with it.
-                std::future::pending::<()>().await;
+            loop {
+                let is_gone = |table: &Arc<RouteTable>| table.instances_at(&url).is_disjoint(&there);
+                if table.wait_for(is_gone).await.is_err() {
+                    // The router ends, and its requests with it.
+                    return std::future::pending().await;
+                }
+                let has_other = |model| table.borrow().copies(model).iter().any(|copy| copy.url != url);
+                if model.as_ref().is_some_and(has_other) {
+                    return;
+                }
+                // It may only be cut off from etcd, or etcd has lost what it knew.
+                sleep(GONE_GRACE).await;
+                there = table.borrow().instances_at(&url);
+                if there.is_empty() {
+                    return;
+                }
             }
         })
+    }
+
+    fn stands_still(&self, route: &Route, tried: &[String]) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        // What goes on from a response goes where that was made.
+        let model = route.name.parse::<ModelName>().ok().filter(|_| route.affinity.place.is_none());
+        let Some(model) = model else { return Box::pin(std::future::pending()) };
+        let (served_as, url, tried) = (route.served_as.clone(), route.url.clone(), tried.to_vec());
+        Box::pin(stand_still(self.table.clone(), Sent { model, served_as, url, tried }))
     }
 
     fn upstream_key(&self) -> Option<HeaderValue> {

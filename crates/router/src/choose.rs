@@ -2,28 +2,50 @@
 
 use poorwill_fleet::policy::Rules;
 use poorwill_fleet::records::{Costs, Stage};
+use poorwill_front::affinity::{Affinity, hash};
 
+use super::rendezvous;
 use super::table::Copy;
 
-/// The better of two awake copies by chance. That spreads requests almost as well as the best of all, and does not send
-/// all routers to the same one. See Mitzenmacher, "The power of two choices in randomized load balancing" (2001).
-/// Without an awake copy, the one that is ready first.
+/// The load of a copy that refused a request a moment ago.
+pub(super) const FAILED: u64 = u64::MAX;
+
+/// The copy that made what the request goes on from, if it may still have that. Else the awake one of its key.
 ///
-/// `in_flight` are this router's own requests to a copy, which its node may not have published yet.
+/// Without a key, the better of two awake copies by chance. That spreads requests almost as well as the best of all, and
+/// does not send all routers to the same one. See Mitzenmacher, "The power of two choices in randomized load balancing"
+/// (2001). Without an awake copy, the one that is ready first.
 pub(super) fn choose<'a>(
     copies: &[&'a Copy],
-    in_flight: impl Fn(&Copy) -> u64,
+    affinity: Affinity,
+    load: impl Fn(&Copy) -> u64,
     mut chance: impl FnMut(usize) -> usize,
 ) -> Option<&'a Copy> {
     let usable = copies.iter().copied().filter(|copy| !copy.record.stage.is_out());
+    let made_it = |copy: &&Copy| {
+        let is_it = affinity.place == Some(hash(copy.url.as_bytes()));
+        is_it && copy.record.stage.is_ready()
+    };
+    if affinity.place.is_some()
+        && let Some(maker) = usable.clone().find(made_it)
+    {
+        return Some(maker);
+    }
     let (awake, others): (Vec<&Copy>, Vec<&Copy>) =
         usable.partition(|copy| copy.record.stage == Stage::Awake);
-    let load = |copy: &Copy| in_flight(copy).max(copy.record.requests.all());
+    if let Some(key) = affinity.key {
+        let loads = awake.iter().map(|copy| (copy.node.as_str(), load(copy)));
+        let (good, loads): (Vec<&Copy>, Vec<(&str, u64)>) =
+            awake.iter().copied().zip(loads).filter(|(_, (_, load))| *load != FAILED).unzip();
+        if let Some(at) = rendezvous::choose(key, &loads) {
+            return good.get(at).copied();
+        }
+    }
     match awake.len() {
         0 => {
             let ready_ms = |copy: &&Copy| {
                 let load = load(copy);
-                (load == u64::MAX, ready_in_ms(copy.record.stage, copy.record.costs), load)
+                (load == FAILED, ready_in_ms(copy.record.stage, copy.record.costs), load)
             };
             // One that is out is better than none: it may be back.
             others.into_iter().min_by_key(ready_ms).or_else(|| copies.first().copied())
@@ -39,7 +61,7 @@ pub(super) fn choose<'a>(
 }
 
 /// By its own measurements, or else by what is usual.
-fn ready_in_ms(stage: Stage, costs: Costs) -> u64 {
+pub(super) fn ready_in_ms(stage: Stage, costs: Costs) -> u64 {
     let usual = Rules::default().usual_costs;
     let ms = |own: Option<u64>, usual: Option<u64>| own.or(usual).unwrap_or_default();
     let wake_ms = ms(costs.wake_ms, usual.wake_ms);
@@ -65,14 +87,66 @@ mod tests {
     fn copy(node: &str, stage: Stage, running: u32) -> Copy {
         let mut record = ModelRecord::new(stage, vec![0]);
         record.requests = Requests { running, queued: 0 };
-        Copy { node: node.parse().unwrap(), lease: 1, url: format!("http://{node}"), record }
+        Copy { node: node.parse().unwrap(), url: format!("http://{node}"), record }
     }
 
     fn chosen(copies: &[Copy], in_flight: u64) -> String {
         let mut rng = fastrand::Rng::with_seed(3);
         let all: Vec<&Copy> = copies.iter().collect();
         let of_ours = |copy: &Copy| if copy.node.as_str() == "a" { in_flight } else { 0 };
-        choose(&all, of_ours, |below| rng.usize(..below)).unwrap().node.to_string()
+        let load = |copy: &Copy| of_ours(copy).max(published(copy));
+        choose(&all, Affinity::default(), load, |below| rng.usize(..below)).unwrap().node.to_string()
+    }
+
+    fn published(copy: &Copy) -> u64 {
+        copy.record.requests.all()
+    }
+
+    fn drawn(copies: &[Copy], affinity: Affinity, failed: &str) -> String {
+        let all: Vec<&Copy> = copies.iter().collect();
+        let load = |copy: &Copy| if copy.node.as_str() == failed { FAILED } else { published(copy) };
+        choose(&all, affinity, load, |_| 0).unwrap().node.to_string()
+    }
+
+    #[test]
+    fn a_key_has_its_copy_among_awake_ones() {
+        let mut copies = [
+            copy("a", Stage::Awake, 4),
+            copy("b", Stage::Awake, 4),
+            copy("c", Stage::Awake, 4),
+            copy("d", Stage::Asleep, 0),
+        ];
+        let mut seen = std::collections::BTreeSet::new();
+        for key in 0..100 {
+            let affinity = Affinity { key: Some(key), place: None };
+            let first = drawn(&copies, affinity, "");
+            assert_eq!(drawn(&copies, affinity, ""), first);
+            let other = drawn(&copies, affinity, &first);
+            assert!(other != first && other != "d", "{first} {other}");
+            seen.insert(first);
+        }
+        assert_eq!(seen.len(), 3);
+        // Above the bound.
+        copies[0].record.requests.running = 12;
+        assert!((0..100).all(|key| drawn(&copies, Affinity { key: Some(key), place: None }, "") != "a"));
+        // All have failed.
+        let all: Vec<&Copy> = copies.iter().collect();
+        let chosen = choose(&all, Affinity { key: Some(1), place: None }, |_| FAILED, |_| 0);
+        assert_eq!(chosen.map(|copy| copy.record.stage), Some(Stage::Awake));
+    }
+
+    #[test]
+    fn what_goes_on_from_a_response_goes_where_that_was_made() {
+        let copies = [copy("a", Stage::Awake, 0), copy("b", Stage::Asleep, 9), copy("c", Stage::Stopped, 0)];
+        let place =
+            |name: &str| Affinity { key: Some(1), place: Some(hash(format!("http://{name}").as_bytes())) };
+        assert_eq!(drawn(&copies, place("b"), ""), "b");
+        // It has refused another one, and no other node has it.
+        assert_eq!(drawn(&copies, place("b"), "b"), "b");
+        // It was lost with its process, or is gone.
+        for maker in ["c", "gone"] {
+            assert_eq!(drawn(&copies, place(maker), ""), "a", "{maker}");
+        }
     }
 
     #[test]
@@ -91,7 +165,7 @@ mod tests {
         let all: Vec<&Copy> = all.iter().collect();
         let mut rng = fastrand::Rng::with_seed(1);
         for _ in 0..1000 {
-            let best = choose(&all, |_| 0, |below| rng.usize(..below)).unwrap();
+            let best = choose(&all, Affinity::default(), published, |below| rng.usize(..below)).unwrap();
             assert_ne!(best.node.as_str(), "n4", "the worst loses to any other");
         }
     }
@@ -101,7 +175,8 @@ mod tests {
         let stages = [Stage::Stopped, Stage::OnDisk, Stage::Hibernating, Stage::Asleep, Stage::Failed];
         let copies: Vec<Copy> = stages.map(|stage| copy("x", stage, 0)).into_iter().collect();
         let all: Vec<&Copy> = copies.iter().collect();
-        let best = |all: &[&Copy]| choose(all, |_| 0, |_| 0).map(|copy| copy.record.stage);
+        let best =
+            |all: &[&Copy]| choose(all, Affinity::default(), published, |_| 0).map(|copy| copy.record.stage);
         assert_eq!(best(&all), Some(Stage::Asleep));
         assert_eq!(best(&all[..3]), Some(Stage::Hibernating));
         assert_eq!(best(&all[4..]), Some(Stage::Failed));

@@ -24,7 +24,7 @@ pub struct FleetStatus {
     pub pins: Vec<PinStatus>,
     /// The host and process that places models; `None` if no controller is elected.
     pub leader: Option<String>,
-    /// Records that are not understood.
+    /// Records that are not understood, and what nodes cannot do as they should.
     pub problems: Vec<String>,
 }
 
@@ -168,6 +168,12 @@ impl Records {
         Self { fleet: fleet.clone(), view, problems, drains, leader }
     }
 
+    /// With what a router cannot do as it should.
+    pub(super) fn with_problems(mut self, problems: &[String]) -> Self {
+        self.problems.extend_from_slice(problems);
+        self
+    }
+
     /// All of it.
     #[must_use]
     pub fn status(&self) -> FleetStatus {
@@ -186,7 +192,7 @@ impl Records {
             drains: self.drains.iter().map(drain).collect(),
             pins: view.pins.keys().filter_map(|model| self.pin(model)).collect(),
             leader: self.leader.clone(),
-            problems: self.problems.clone(),
+            problems: self.problems(),
         }
     }
 
@@ -216,6 +222,15 @@ impl Records {
             }
         };
         Some(ModelWhy { model: model.to_string(), pin, nodes: nodes.into_iter().map(why).collect() })
+    }
+
+    /// Records that are not understood, and what nodes say of themselves.
+    fn problems(&self) -> Vec<String> {
+        let of_nodes = self.view.nodes.iter().flat_map(|(name, node)| {
+            let said = node.record.iter().flat_map(|record| &record.problems);
+            said.map(move |problem| format!("node `{name}`: {problem}"))
+        });
+        self.problems.iter().cloned().chain(of_nodes).collect()
     }
 
     fn node(&self, name: &NodeName, node: &NodeView) -> NodeStatus {

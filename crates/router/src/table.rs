@@ -1,6 +1,6 @@
 //! Who has which model, as the fleet's records say.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use poorwill_fleet::keys::Key;
 use poorwill_fleet::mirror::Contents;
@@ -8,21 +8,24 @@ use poorwill_fleet::name::{FleetName, ModelName, NodeName};
 use poorwill_fleet::policy::View;
 use poorwill_fleet::records::{Goal, ModelRecord};
 
+use super::trust::Trust;
+
 /// All copies that may be asked, by model.
 #[derive(Debug, Default)]
 pub(super) struct RouteTable {
     copies: BTreeMap<ModelName, Vec<Copy>>,
     /// The model of each name in requests.
     names: BTreeMap<String, ModelName>,
-    /// Under which lease each node tells of itself. A node that has lost its lease is another one.
-    nodes: BTreeMap<NodeName, i64>,
+    /// The processes that tell of themselves at each URL, by their instances. One that has lost its lease is not there.
+    instances: BTreeMap<String, BTreeSet<String>>,
+    /// Nodes that nothing is sent to, each with the reason.
+    problems: Vec<String>,
 }
 
 /// A model on a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Copy {
     pub(super) node: NodeName,
-    pub(super) lease: i64,
     /// Where the node's front is.
     pub(super) url: String,
     pub(super) record: ModelRecord,
@@ -36,15 +39,17 @@ impl Copy {
 }
 
 impl RouteTable {
-    /// What is not understood is left out: its node may serve it, but nothing says how.
-    pub(super) fn of(fleet: &FleetName, contents: &Contents, has_tls: bool) -> Self {
-        let entries = contents.entries().iter().map(|(key, entry)| (key.as_str(), &*entry.value));
-        let (view, _) = View::read(fleet, entries);
+    /// By what was read of the contents. What is not understood is left out: its node may serve it, but nothing says how.
+    pub(super) fn of(fleet: &FleetName, contents: &Contents, view: &View, trust: &Trust) -> Self {
         let mut table = Self::default();
         for (node, of_node) in &view.nodes {
             let entry = contents.entries().get(&Key::Node(node.clone()).in_fleet(fleet));
             let (Some(record), Some(entry)) = (&of_node.record, entry) else { continue };
-            table.nodes.insert(node.clone(), entry.lease);
+            let problem = trust.problem(fleet, node, record, entry.lease);
+            table.problems.extend(problem.map(|why| format!("node `{node}`: {why}")));
+            if problem.is_none() {
+                table.instances.entry(record.front_url.clone()).or_default().insert(record.instance.clone());
+            }
             for (model, of_model) in &of_node.models {
                 table.names.insert(model.to_string(), model.clone());
                 // So that the name is known.
@@ -52,14 +57,11 @@ impl RouteTable {
                 let placement = view.placements.get(model).and_then(|on| on.get(node));
                 let goal = placement.and_then(Option::as_ref).map_or(Goal::None, |placement| placement.goal);
                 let Some(of_model) = of_model else { continue };
-                // Where nodes have certificates, no key goes to one without.
-                let is_safe = !has_tls || record.front_url.starts_with("https://");
-                if goal == Goal::None || record.front_url.is_empty() || !is_safe {
+                if goal == Goal::None || record.front_url.is_empty() || problem.is_some() {
                     continue;
                 }
                 copies.push(Copy {
                     node: node.clone(),
-                    lease: entry.lease,
                     url: record.front_url.clone(),
                     record: of_model.clone(),
                 });
@@ -97,8 +99,27 @@ impl RouteTable {
         self.names.iter().map(|(name, model)| (name.as_str(), model))
     }
 
-    /// Whether a node still tells of itself under this lease.
-    pub(super) fn is_there(&self, node: &NodeName, lease: i64) -> bool {
-        self.nodes.get(node) == Some(&lease)
+    /// The processes that tell of themselves at this URL.
+    pub(super) fn instances_at(&self, url: &str) -> BTreeSet<String> {
+        self.instances.get(url).cloned().unwrap_or_default()
+    }
+
+    /// Nodes that nothing is sent to, each with the reason.
+    pub(super) fn problems(&self) -> &[String] {
+        &self.problems
+    }
+
+    #[cfg(test)]
+    pub(super) fn of_copies(model: &str, copies: Vec<Copy>) -> Self {
+        let model: ModelName = model.parse().unwrap();
+        Self {
+            instances: copies
+                .iter()
+                .map(|copy| (copy.url.clone(), BTreeSet::from(["i".to_owned()])))
+                .collect(),
+            names: BTreeMap::from([(model.to_string(), model.clone())]),
+            copies: BTreeMap::from([(model, copies)]),
+            problems: Vec::new(),
+        }
     }
 }

@@ -142,7 +142,9 @@ async fn remove(etcd: &Etcd, fleet: &FleetName, key: Key) -> Result<(), WishErro
 fn known_node(records: &Records, name: &str) -> Result<NodeName, WishError> {
     let node: NodeName = name.parse().map_err(|problem| wrong("node", name, problem))?;
     let view = &records.view;
-    match view.nodes.contains_key(&node) || view.drains.contains(&node) {
+    // One that is gone may be back, and is to find the wish then.
+    let is_placed = view.placements.values().any(|on| on.contains_key(&node));
+    match is_placed || view.nodes.contains_key(&node) || view.drains.contains(&node) {
         true => Ok(node),
         false => Err(unknown("node", name, view.nodes.keys())),
     }

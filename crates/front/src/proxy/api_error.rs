@@ -14,6 +14,8 @@ use crate::backend::NotOwned;
 use crate::backend::{Listed, NameKind};
 use crate::backend::{Refusal, Refused};
 
+const NODE_BUSY: &str = "node_busy";
+
 /// On an answer of a front that gave the request to no engine. Engines cannot set it.
 pub(super) static NOT_BEGUN: HeaderName = HeaderName::from_static("x-poorwill-not-begun");
 
@@ -308,6 +310,11 @@ impl ApiError {
         self.is_not_begun
     }
 
+    /// Whether it was taken back from a node that did not come to it.
+    pub(super) fn is_node_busy(&self) -> bool {
+        self.code == NODE_BUSY
+    }
+
     pub(super) fn refused(name: &str, refused: Refused) -> Self {
         let unavailable = StatusCode::SERVICE_UNAVAILABLE;
         let (status, code, why) = match refused.refusal {
@@ -343,7 +350,7 @@ impl ApiError {
             Self::new(StatusCode::MISDIRECTED_REQUEST, code, text).not_begun()
         };
         match why {
-            NotOwned::Lease => misdirected("no_lease"),
+            NotOwned::Member => misdirected("not_member"),
             NotOwned::Placement => misdirected("not_placed"),
             NotOwned::Nowhere => {
                 let text = format!("model `{name}` is not served now: {why}; try again");
@@ -382,6 +389,18 @@ impl ApiError {
     pub(super) fn unreachable(name: &str) -> Self {
         let text = format!("the engine of model `{name}` cannot be reached; try again");
         Self::new(StatusCode::BAD_GATEWAY, "engine_unreachable", text)
+    }
+
+    /// What an engine is to a node, a node is to a router.
+    pub(super) fn node_unreachable(name: &str) -> Self {
+        let text = format!("the node that has model `{name}` cannot be reached; try again");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "node_unreachable", text)
+    }
+
+    /// It was taken back from a node that did not come to it.
+    pub(super) fn node_busy(name: &str) -> Self {
+        let text = format!("model `{name}` is not awake on the node that has this request; try again");
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, NODE_BUSY, text)
     }
 
     pub(super) fn broken(name: &str) -> Self {

@@ -9,6 +9,7 @@ use super::api_error::ApiError;
 use super::path::{check_path, climbs};
 use super::stored::{RESPONSES, StoredResponses};
 use super::{query, websocket};
+use crate::affinity::Affinity;
 use crate::backend::{Backend, Route};
 use crate::settings;
 use crate::settings::paths::{self, decoded};
@@ -98,14 +99,16 @@ impl Direct {
         }
         match self {
             Self::Stored(id) => {
-                let route = stored.model_of(id, owner).and_then(|name| backend.route_of_model(&name));
+                let route = stored.maker_of(id, owner).and_then(|(name, place)| {
+                    backend.route_of_model(&name, Affinity { place: Some(place), key: None })
+                });
                 let route = route.ok_or_else(|| ApiError::no_response(id))?;
                 Ok(Directed::To(EngineTarget { route, path, base: None }))
             }
             Self::WebSocket | Self::Read => {
                 let name = query::model_of(path.query())?;
-                let route =
-                    backend.route(&name).ok_or_else(|| ApiError::no_model(&name, &backend.listed()))?;
+                let route = backend.route(&name, Affinity::default());
+                let route = route.ok_or_else(|| ApiError::no_model(&name, &backend.listed()))?;
                 let path = if route.served_as == name {
                     Some(path)
                 } else {
@@ -153,7 +156,7 @@ fn engine_path(path: &PathAndQuery, backend: &dyn Backend) -> Result<Directed, A
     let ends: Vec<usize> = slashes.collect();
     let found = ends.iter().rev().find_map(|end| {
         let name = decoded(&rest[..*end])?;
-        Some((*end, backend.route(&name)?))
+        Some((*end, backend.route(&name, Affinity::default())?))
     });
     let Some((end, route)) = found else {
         let name = ends.first().and_then(|end| decoded(&rest[..*end])).unwrap_or_default();

@@ -69,6 +69,7 @@ mod tests {
     fn route(served_as: &str, set: Value, strip: &[&str]) -> Route {
         let Value::Object(set) = set else { panic!("{set} is no object") };
         Route {
+            affinity: crate::affinity::Affinity::default(),
             model: ModelNumber(0),
             name: "a".to_owned(),
             url: String::new(),

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 use std::pin::Pin;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -28,9 +28,11 @@ use super::direct::{self, Direct, Directed, EngineTarget};
 use super::engines::{EngineBody, Engines, Unanswered};
 use super::json::{self, RequestFields};
 use super::limits::{Backoff, KeyRequests};
+use super::load;
 use super::local::Catalogue;
 use super::multipart;
 use super::origin::{self, Cors};
+use super::prompt;
 use super::request::{self, About, BodyKind};
 use super::segments::Segments;
 use super::span::{Ids, REQUEST_ID, TRACE_PARENT};
@@ -40,6 +42,7 @@ use super::trial::{self, OnTrial};
 use super::tunnel::{Opening, Tunnel, TunnelLimits, TunnelPlace};
 use super::usage::UsageReader;
 use super::{query, upgrade, websocket};
+use crate::affinity::Affinity;
 use crate::backend::NotOwned;
 use crate::backend::{Admission, Backend, Route, Trial};
 use crate::requests::{Progress, Requests};
@@ -233,8 +236,8 @@ impl Proxy {
         Ok(body)
     }
 
-    fn choose_route(&self, name: &str, account: &mut Account) -> Result<Route, ApiError> {
-        let route = self.backend.route(name);
+    fn choose_route(&self, name: &str, affinity: Affinity, account: &mut Account) -> Result<Route, ApiError> {
+        let route = self.backend.route(name, affinity);
         let route = route.ok_or_else(|| ApiError::no_model(name, &self.backend.listed()))?;
         account.model = Some(route.name.clone());
         Ok(route)
@@ -250,7 +253,7 @@ impl Proxy {
         let Asked { parts, path, body, connection } = asked;
         let kind = request::body_kind(path.path(), &parts.headers)?;
         let body = self.read_body(body, front, connection).await?;
-        let (RequestFields { name, is_stream }, span) = fields_of(&kind, &body)?;
+        let (RequestFields { name, is_stream, prompt }, span) = fields_of(&kind, &body)?;
         // A body that names a model counts, as it does for engines.
         let is_of_query = name.is_none() && query::has_model(path.query());
         let name = match name {
@@ -258,14 +261,19 @@ impl Proxy {
             None if is_of_query => query::model_of(path.query())?,
             None => return Err(ApiError::invalid_body(json::BodyError::NoModel)),
         };
-        let route = self.choose_route(&name, account)?;
+        let new = match path.path() {
+            RESPONSES => Some(self.stored.read(&body, account.key.as_deref())?),
+            _ => None,
+        };
+        let place = new.and_then(|new| new.previous_place);
+        // Only routers choose among several places.
+        let key = self.backend.is_router().then(|| prompt::key(&body, prompt)).flatten();
+        let route = self.choose_route(&name, Affinity { key, place }, account)?;
         let renamed = (is_of_query && name != route.served_as)
             .then(|| query::with_model(&path, &route.served_as).ok_or_else(ApiError::no_path));
         let path = renamed.transpose()?.unwrap_or(path);
-        let stored = match path.path() {
-            RESPONSES => self.stored.reader(&body, &route.name, account.key.as_deref())?,
-            _ => None,
-        };
+        let stored = new.filter(|new| new.is_stored);
+        let stored = stored.map(|_| self.stored.reader(&route.name, account.key.as_deref()));
         let segments = match span {
             Some(span) => Segments::with(&body, span, route.served_as.clone()),
             None if is_of_query => Segments::edited(body, &route.served_as, &route)?,
@@ -409,19 +417,15 @@ struct Asked<'c> {
 }
 
 /// Why an engine gave no answer.
-enum NoAnswer {
-    /// The node lost the model meanwhile.
-    NotOwned(ApiError),
-    Failed {
-        failed: Unanswered,
-        /// Whether its engine may have begun with the request.
-        may_have_begun: bool,
-    },
+struct NoAnswer {
+    failed: Unanswered,
+    /// Whether its engine may have begun with the request.
+    may_have_begun: bool,
 }
 
 impl From<Unanswered> for NoAnswer {
     fn from(failed: Unanswered) -> Self {
-        Self::Failed { failed, may_have_begun: false }
+        Self { failed, may_have_begun: false }
     }
 }
 
@@ -460,7 +464,7 @@ impl Job {
                 admitted = backend.admit(route.model, priority) => {
                     admitted.map_err(|refused| ApiError::refused(&route.name, refused))
                 }
-                () = backend.withdrawn(&route) => Err(ApiError::not_owned(&route.name, NotOwned::Placement)),
+                why = backend.withdrawn(&route) => Err(ApiError::not_owned(&route.name, why)),
             };
             progress.runs();
             admitted
@@ -476,6 +480,7 @@ impl Job {
     async fn forward_with_keep_alive(self, every: Duration) -> Result<Response<Flow>, ApiError> {
         let mut admission = self.admission();
         let (dialect, route) = (self.dialect, Arc::clone(&self.route));
+        let requests = self.proxy.backend.load(&route);
         let sent: Pin<Box<dyn Future<Output = _> + Send>> =
             if let Ok(admission) = tokio::time::timeout(every, admission.as_mut()).await {
                 let admission = admission?;
@@ -498,6 +503,9 @@ impl Job {
         });
         let mut response = Response::new(Flow::Waiting(Waiting::new(upcoming, dialect, every)));
         let headers = response.headers_mut();
+        if let Some(requests) = requests {
+            load::insert(headers, requests);
+        }
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
         Ok(response)
@@ -532,23 +540,20 @@ impl Job {
         checked.map_err(|why| ApiError::not_owned(&self.route.name, why))
     }
 
-    /// The request, with a last look at the lease directly before its first byte.
-    fn handed(&self, mut upstream: Request<Segments>) -> Request<Segments> {
-        if self.proxy.backend.may_lose() {
-            upstream.body_mut().asks(&self.proxy.backend, &self.route);
-        }
-        upstream
-    }
-
     /// Sends a request. If a kept connection breaks before the answer's head, its engine may have closed it. A request
     /// of which no byte was sent is sent once more on a new one. Another is, too, if the connection broke at once, and
     /// doing it twice does no harm.
-    async fn exchange(&self, upstream: Request<Segments>) -> Result<Response<EngineBody>, NoAnswer> {
+    async fn exchange(
+        &self,
+        upstream: Request<Segments>,
+        is_connected: &AtomicBool,
+    ) -> Result<Response<EngineBody>, NoAnswer> {
         let (proxy, route) = (&self.proxy, &self.route);
         let link = proxy.engines.link(&route.url).await?;
+        is_connected.store(true, Ordering::Relaxed);
         let spare = link.is_reused().then(|| copied(&upstream));
         let begun = Instant::now();
-        let failed = match proxy.engines.send(link, self.handed(upstream)).await {
+        let failed = match proxy.engines.send(link, upstream).await {
             Ok(response) => return Ok(response),
             Err(failed) => failed,
         };
@@ -557,8 +562,6 @@ impl Job {
         let Some(spare) = spare.filter(|_| is_unsent || self.is_repeatable && was_closed) else {
             return Err(failed.into());
         };
-        // It was refused in the last moment, if it went out at all.
-        self.check().map_err(NoAnswer::NotOwned)?;
         proxy.requests.repeated(&route.name);
         tracing::warn!(
             model = route.name,
@@ -567,17 +570,19 @@ impl Job {
         );
         let link = proxy.engines.connect(&route.url).await;
         let again = match link {
-            Ok(link) => proxy.engines.send(link, self.handed(spare)).await,
+            Ok(link) => proxy.engines.send(link, spare).await,
             Err(error) => Err(error),
         };
-        again.map_err(|failed| NoAnswer::Failed { failed, may_have_begun: !is_unsent })
+        again.map_err(|failed| NoAnswer { failed, may_have_begun: !is_unsent })
     }
 
-    /// The head of an answer. The request is gone afterwards.
+    /// The head of an answer. The request is gone afterwards. It may leave a destination where it waits in vain, for one
+    /// that is none of `leaves`.
     async fn attempt(
         &mut self,
         aborted: CancellationToken,
         trial: Option<watch::Receiver<Trial>>,
+        leaves: Option<&[String]>,
     ) -> Result<Response<EngineBody>, ApiError> {
         let mut upstream = std::mem::replace(&mut self.upstream, Request::new(Segments::whole(Bytes::new())));
         let (backend, route) = (&self.proxy.backend, &self.route);
@@ -589,26 +594,35 @@ impl Job {
         }
         // It may have waited for long.
         self.check()?;
+        let is_connected = AtomicBool::new(false);
         let answered = async {
-            let mut response = self.exchange(upstream).await?;
+            let mut response = self.exchange(upstream, &is_connected).await?;
             if route.first_byte_max.is_some() {
                 let begun = response.body_mut().begin().await;
                 begun.map_err(|error| Unanswered::Broken { error, is_unsent: false })?;
             }
             Ok(response)
         };
+        let stands_still = async {
+            match leaves.filter(|_| self.may_repeat()) {
+                Some(tried) => backend.stands_still(route, tried).await,
+                None => std::future::pending().await,
+            }
+        };
         let answered = tokio::select! {
             biased;
             () = aborted.cancelled() => return Err(ApiError::aborted(&route.name)),
+            answered = answered => answered,
             () = backend.gone(route) => {
                 backend.fails(route, true);
-                return Err(ApiError::unreachable(&route.name));
+                let error = self.unreachable();
+                return Err(if is_connected.load(Ordering::Relaxed) { error } else { error.not_begun() });
             }
+            () = stands_still => return Err(ApiError::node_busy(&route.name)),
             limit = late(route.first_byte_max, trial) => {
                 self.proxy.blame(route, &"it sent no byte within first_byte_max");
                 return Err(ApiError::engine_late(&route.name, limit));
             }
-            answered = answered => answered,
         };
         let (failed, may_have_begun) = match answered {
             Ok(response)
@@ -618,10 +632,22 @@ impl Job {
                 return Ok(response);
             }
             Ok(_) => (None, true),
-            Err(NoAnswer::NotOwned(error)) => return Err(error),
-            Err(NoAnswer::Failed { failed, may_have_begun }) => (Some(failed), may_have_begun),
+            Err(NoAnswer { failed, may_have_begun }) => (Some(failed), may_have_begun),
         };
         Err(self.broke(failed.as_ref(), may_have_begun))
+    }
+
+    /// Whether its answer may be made twice.
+    fn may_repeat(&self) -> bool {
+        self.makes_tokens && self.is_repeatable
+    }
+
+    fn unreachable(&self) -> ApiError {
+        if self.proxy.backend.is_router() {
+            ApiError::node_unreachable(&self.route.name)
+        } else {
+            ApiError::unreachable(&self.route.name)
+        }
     }
 
     /// The error of an attempt that failed, with what is known of why.
@@ -638,18 +664,14 @@ impl Job {
         if let Some(reason) = cause.and_then(tls_failure) {
             tracing::warn!(model = route.name, url = route.url, %reason, "TLS handshake failed");
         }
-        // It was refused in the last moment, if it went out at all.
-        if let Err(error) = self.check() {
-            return error;
-        }
         match cause {
             Some(error) => self.proxy.blame(route, &error),
             None => self.proxy.blame(route, &"it answered what nothing had asked for"),
         }
         self.proxy.backend.fails(route, true);
         match unconnected {
-            Some(_) if may_have_begun => ApiError::unreachable(&route.name),
-            Some(_) => ApiError::unreachable(&route.name).not_begun(),
+            Some(_) if may_have_begun => self.unreachable(),
+            Some(_) => self.unreachable().not_begun(),
             None => ApiError::broken(&route.name),
         }
     }
@@ -660,7 +682,13 @@ impl Job {
         let (response, mut admission) = self.attempt_each(admission).await?;
         let on_trial = admission.trial.take().map(OnTrial::new).filter(|_| is_events(response.headers()));
         let (mut parts, upstream) = response.into_parts();
+        if let Some(requests) = load::remove(&mut parts.headers).filter(|_| self.proxy.backend.is_router()) {
+            self.proxy.backend.note_load(&self.route, requests);
+        }
         request::answer_headers(&mut parts.headers);
+        if let Some(requests) = self.proxy.backend.load(&self.route) {
+            load::insert(&mut parts.headers, requests);
+        }
         if let Some(base) = &self.base {
             direct::rebase(&mut parts.headers, base, &self.route.url);
         }
@@ -683,12 +711,15 @@ impl Job {
     ) -> Result<(Response<EngineBody>, Admission), ApiError> {
         let backend = Arc::clone(&self.proxy.backend);
         let (mut tried, mut anew) = (Vec::new(), 0);
-        let may_repeat = self.makes_tokens && self.is_repeatable;
+        // Where it waited in vain. It may go back there, and stays then.
+        let mut was_taken_back = None;
+        let may_repeat = self.may_repeat();
         loop {
             // Kept only where there may be other destinations, or a new engine.
             let may_go_again = backend.is_router() || may_repeat && admission.trial.is_some();
             let again = may_go_again.then(|| copied(&self.upstream));
-            let answered = self.attempt(admission.aborted.clone(), admission.trial.clone()).await;
+            let leaves = was_taken_back.is_none().then_some(&*tried);
+            let answered = self.attempt(admission.aborted.clone(), admission.trial.clone(), leaves).await;
             let is_stream = answered.as_ref().ok().map(|response| is_events(response.headers()));
             let (trial, aborted) = (admission.trial.clone(), admission.aborted.clone());
             if !self.is_true(trial, aborted, is_stream).await? {
@@ -711,8 +742,11 @@ impl Job {
             if answered.is_ok() {
                 backend.fails(&self.route, false);
             }
+            if answered.as_ref().is_err_and(ApiError::is_node_busy) {
+                was_taken_back = Some(self.route.url.clone());
+            }
             tried.push(self.route.url.clone());
-            let Some(route) = backend.elsewhere(&self.route, &tried) else {
+            let Some(route) = self.next_route(&mut tried, &mut was_taken_back) else {
                 let response = answered?;
                 if response.status() == StatusCode::MISDIRECTED_REQUEST {
                     return Err(ApiError::not_owned(&self.route.name, NotOwned::Nowhere));
@@ -724,6 +758,16 @@ impl Job {
             self.route = Arc::new(route);
             admission = self.admission().await?;
         }
+    }
+
+    /// Another destination. If there is none, it is the one where the request waited in vain, once.
+    fn next_route(&self, tried: &mut Vec<String>, was_taken_back: &mut Option<String>) -> Option<Route> {
+        let backend = &self.proxy.backend;
+        backend.elsewhere(&self.route, tried).or_else(|| {
+            let first = was_taken_back.as_mut().map(std::mem::take).filter(|url| !url.is_empty())?;
+            tried.retain(|other| *other != first);
+            backend.elsewhere(&self.route, tried)
+        })
     }
 
     /// Waits until the canary beside it lets an answer begin, if there is one. False where that was wrong.
@@ -759,6 +803,8 @@ impl Job {
     ) -> Response<Flow> {
         let is_open = upstream.size_hint().exact().is_none();
         let usage = UsageReader::of(parts.status, &parts.headers).filter(|_| self.makes_tokens);
+        let stored = self.stored.filter(|_| usage.is_some());
+        let stored = stored.map(|stored| stored.at_url(&self.route.url));
         let forwarded = Forwarded {
             upstream,
             aborted: Box::pin(admission.aborted.clone().cancelled_owned()),
@@ -772,7 +818,7 @@ impl Job {
             held: None,
             says_comment: false,
             comments: self.proxy.backend.front().keep_alive.map(Comments::new),
-            stored: self.stored.filter(|_| usage.is_some()),
+            stored,
             usage,
         };
         let mut response = Response::new(Flow::Forwarded(Box::new(forwarded)));

@@ -13,6 +13,16 @@ pub(super) struct RequestFields {
     /// The model's; `None` if there is none.
     pub(super) name: Option<String>,
     pub(super) is_stream: bool,
+    pub(super) prompt: PromptPlaces,
+}
+
+/// Where a body says what belongs together. Nothing of it is read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct PromptPlaces {
+    /// The value of `prompt_cache_key`, by which clients say it themselves.
+    pub(super) cache_key: Option<usize>,
+    /// The value of `messages`, `prompt` or `input`.
+    pub(super) prompt: Option<usize>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -30,10 +40,14 @@ pub(super) enum BodyError {
 pub(super) fn parse(body: &[u8]) -> Result<RequestFields, BodyError> {
     let mut parser = serde_json::Deserializer::from_slice(body);
     let top = parser.deserialize_map(TopVisitor).and_then(|top| parser.end().map(|()| top));
-    match top.map_err(|error| BodyError::NotJson(error.to_string()))? {
-        Top { models: 0, is_stream, .. } => Ok(RequestFields { name: None, is_stream }),
-        Top { models: 1, model: FieldValue::Text(name), is_stream } => {
-            Ok(RequestFields { name: Some(name), is_stream })
+    let top = top.map_err(|error| BodyError::NotJson(error.to_string()))?;
+    let Top { is_stream, cache_key, prompt, .. } = top;
+    let value = |key: Option<&str>| key.and_then(|key| value_behind(body, key));
+    let prompt = PromptPlaces { cache_key: value(cache_key), prompt: value(prompt) };
+    match top {
+        Top { models: 0, .. } => Ok(RequestFields { name: None, is_stream, prompt }),
+        Top { models: 1, model: FieldValue::Text(name), .. } => {
+            Ok(RequestFields { name: Some(name), is_stream, prompt })
         }
         Top { models: 1, .. } => Err(BodyError::NotString),
         _ => Err(BodyError::Duplicate),
@@ -56,6 +70,14 @@ pub(super) fn value_at(body: &[u8], wanted: &str) -> Option<usize> {
         }
         scan.skip(value)?;
     }
+}
+
+/// Where the value of a key begins that was read from this body, without escapes.
+fn value_behind(body: &[u8], key: &str) -> Option<usize> {
+    let start = key.as_ptr().addr().checked_sub(body.as_ptr().addr())?;
+    // Behind its last quote.
+    let colon = skip_blanks(body, start + key.len() + 1);
+    body.get(colon).filter(|byte| **byte == b':').map(|_| skip_blanks(body, colon + 1))
 }
 
 /// A key and its value, as the body has them.
@@ -125,7 +147,7 @@ fn is_key(key: &[u8], is_it: impl Fn(&str) -> bool) -> bool {
     plain.and_then(|key| std::str::from_utf8(key).ok()).is_some_and(is_it)
 }
 
-fn skip_blanks(body: &[u8], from: usize) -> usize {
+pub(super) fn skip_blanks(body: &[u8], from: usize) -> usize {
     let rest = body.get(from..).unwrap_or_default();
     let blanks = rest.iter().take_while(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')).count();
     from + blanks
@@ -147,7 +169,7 @@ fn skip_text(body: &[u8], from: usize) -> Option<usize> {
 }
 
 /// The end of the value at `from`.
-fn skip_value(body: &[u8], from: usize) -> Option<usize> {
+pub(super) fn skip_value(body: &[u8], from: usize) -> Option<usize> {
     let mut depth = 0_usize;
     let mut at = from;
     loop {
@@ -179,15 +201,20 @@ fn skip_value(body: &[u8], from: usize) -> Option<usize> {
 }
 
 /// The fields of the top level.
-struct Top {
+struct Top<'de> {
     models: usize,
     model: FieldValue,
     is_stream: bool,
+    /// Keys as the body has them, so that it is known where they are.
+    cache_key: Option<&'de str>,
+    prompt: Option<&'de str>,
 }
 
-enum FieldKey {
+enum FieldKey<'de> {
     Model,
     Stream,
+    CacheKey(&'de str),
+    Prompt(&'de str),
     Other,
 }
 
@@ -201,14 +228,15 @@ enum FieldValue {
 struct TopVisitor;
 
 impl<'de> Visitor<'de> for TopVisitor {
-    type Value = Top;
+    type Value = Top<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a JSON object with a model")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Top, A::Error> {
-        let mut top = Top { models: 0, model: FieldValue::Other, is_stream: false };
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Top<'de>, A::Error> {
+        let (model, is_stream) = (FieldValue::Other, false);
+        let mut top = Top { models: 0, model, is_stream, cache_key: None, prompt: None };
         while let Some(key) = map.next_key()? {
             match key {
                 FieldKey::Model => {
@@ -216,6 +244,14 @@ impl<'de> Visitor<'de> for TopVisitor {
                     top.model = map.next_value()?;
                 }
                 FieldKey::Stream => top.is_stream = matches!(map.next_value()?, FieldValue::Bool(true)),
+                FieldKey::CacheKey(key) => {
+                    top.cache_key = Some(key);
+                    map.next_value::<IgnoredAny>()?;
+                }
+                FieldKey::Prompt(key) => {
+                    top.prompt = Some(key);
+                    map.next_value::<IgnoredAny>()?;
+                }
                 FieldKey::Other => {
                     map.next_value::<IgnoredAny>()?;
                 }
@@ -225,17 +261,26 @@ impl<'de> Visitor<'de> for TopVisitor {
     }
 }
 
-impl<'de> Deserialize<'de> for FieldKey {
+impl<'de> Deserialize<'de> for FieldKey<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct KeyVisitor;
-        impl Visitor<'_> for KeyVisitor {
-            type Value = FieldKey;
+        impl<'de> Visitor<'de> for KeyVisitor {
+            type Value = FieldKey<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a key")
             }
 
-            fn visit_str<E: serde::de::Error>(self, key: &str) -> Result<FieldKey, E> {
+            fn visit_borrowed_str<E: serde::de::Error>(self, key: &'de str) -> Result<FieldKey<'de>, E> {
+                match key {
+                    "prompt_cache_key" => Ok(FieldKey::CacheKey(key)),
+                    "messages" | "prompt" | "input" => Ok(FieldKey::Prompt(key)),
+                    _ => self.visit_str(key),
+                }
+            }
+
+            // With escapes, so its place is not known.
+            fn visit_str<E: serde::de::Error>(self, key: &str) -> Result<FieldKey<'de>, E> {
                 Ok(match key {
                     "model" => FieldKey::Model,
                     "stream" => FieldKey::Stream,

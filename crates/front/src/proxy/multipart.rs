@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::json::{BodyError, RequestFields};
+use super::json::{BodyError, PromptPlaces, RequestFields};
 
 const PARTS_MAX: usize = 256;
 /// For the headers of one part.
@@ -51,7 +51,10 @@ pub(super) fn parse(body: &[u8], boundary: &str) -> Result<Form, BodyError> {
             let model: Range<usize> = model.ok_or(BodyError::NoModel)?;
             let name = body.get(model.clone()).and_then(|name| std::str::from_utf8(name).ok());
             let name = name.ok_or(BodyError::NotString)?.to_owned();
-            return Ok(Form { fields: RequestFields { name: Some(name), is_stream }, model });
+            return Ok(Form {
+                fields: RequestFields { name: Some(name), is_stream, prompt: PromptPlaces::default() },
+                model,
+            });
         }
         if !rest.starts_with(b"\r\n") {
             return Err(malformed("something follows a boundary in its line"));

@@ -1,7 +1,7 @@
 //! Which model made which response of OpenAI's Responses API, so that later requests find it by its identifier.
 //!
 //! Promises: the identifier is read as the answer passes, before its client sees it, and no byte is delayed. The newest
-//! `RESPONSES_MAX` are known, until the service ends. A response belongs to the name of the key that made it; for
+//! `RESPONSES_MAX` are known, until the service ends, with the engine or node that made each. A response belongs to the name of the key that made it; for
 //! others it is unknown, also as a `previous_response_id`.
 
 use std::collections::{HashMap, VecDeque};
@@ -12,10 +12,11 @@ use serde::Deserialize;
 
 use super::api_error::ApiError;
 use super::json;
+use crate::affinity::hash;
 
 /// Where responses are made.
 pub(super) const RESPONSES: &str = "/v1/responses";
-/// An entry takes about 50 bytes.
+/// An entry takes about 60 bytes.
 const RESPONSES_MAX: usize = 65_536;
 /// How far into an answer its identifier may be.
 const HEAD_BYTES: usize = 64 << 10;
@@ -42,13 +43,23 @@ struct Stored {
     owner: u64,
     /// Its position in `models`.
     model: usize,
+    /// Of the URL that it came from.
+    place: u64,
 }
 
 /// What a request for a new response says about stored ones.
 #[derive(Debug, Deserialize)]
-pub(super) struct StoreFields {
+struct StoreFields {
     store: Option<bool>,
     previous_response_id: Option<String>,
+}
+
+/// A request for a new response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct NewResponse {
+    pub(super) is_stored: bool,
+    /// Where the one was made that it goes on from, as far as known.
+    pub(super) previous_place: Option<u64>,
 }
 
 /// Finds the identifier in an answer.
@@ -57,12 +68,13 @@ pub(super) struct IdReader {
     responses: Arc<StoredResponses>,
     model: String,
     owner: Option<String>,
+    place: u64,
     head: Vec<u8>,
     is_over: bool,
 }
 
 impl StoredResponses {
-    fn remember(&self, id: &str, model: &str, owner: Option<&str>) {
+    fn remember(&self, id: &str, model: &str, owner: Option<&str>, place: u64) {
         let (id, owner) = (self.keys.hash_one(id), self.keys.hash_one(owner));
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         // Some engines let clients choose ids, and one's own stays one's own.
@@ -74,7 +86,7 @@ impl StoredResponses {
             known.models.push(model.into());
             known.models.len() - 1
         });
-        if known.by_id.insert(id, Stored { owner, model }).is_none() {
+        if known.by_id.insert(id, Stored { owner, model, place }).is_none() {
             known.order.push_back(id);
         }
         if known.order.len() > RESPONSES_MAX
@@ -84,11 +96,12 @@ impl StoredResponses {
         }
     }
 
-    /// The model of a response of this owner.
-    pub(super) fn model_of(&self, id: &str, owner: Option<&str>) -> Option<Arc<str>> {
+    /// The model of a response of this owner, and the hash of the URL that it came from.
+    pub(super) fn maker_of(&self, id: &str, owner: Option<&str>) -> Option<(Arc<str>, u64)> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let stored = known.by_id.get(&self.keys.hash_one(id))?;
-        (stored.owner == self.keys.hash_one(owner)).then(|| Arc::clone(&known.models[stored.model]))
+        let is_it = stored.owner == self.keys.hash_one(owner);
+        is_it.then(|| (Arc::clone(&known.models[stored.model]), stored.place))
     }
 
     fn is_of_another(&self, id: &str, owner: Option<&str>) -> bool {
@@ -97,29 +110,40 @@ impl StoredResponses {
         stored.is_some_and(|stored| stored.owner != self.keys.hash_one(owner))
     }
 
-    /// For a request of this body to this model. `None` if nothing is to be stored.
-    pub(super) fn reader(
-        self: &Arc<Self>,
-        body: &[u8],
-        model: &str,
-        owner: Option<&str>,
-    ) -> Result<Option<IdReader>, ApiError> {
+    /// What a body says of stored responses.
+    pub(super) fn read(&self, body: &[u8], owner: Option<&str>) -> Result<NewResponse, ApiError> {
         let fields: StoreFields =
             serde_json::from_slice(body).map_err(|error| ApiError::bad(error.to_string()))?;
-        if let Some(previous) = fields.previous_response_id.filter(|id| self.is_of_another(id, owner)) {
-            return Err(ApiError::no_response(&previous));
+        let previous = fields.previous_response_id;
+        if let Some(previous) = previous.as_deref().filter(|id| self.is_of_another(id, owner)) {
+            return Err(ApiError::no_response(previous));
         }
-        Ok(fields.store.unwrap_or(true).then(|| IdReader {
+        let maker = previous.and_then(|previous| self.maker_of(&previous, owner));
+        Ok(NewResponse {
+            is_stored: fields.store.unwrap_or(true),
+            previous_place: maker.map(|(_, place)| place),
+        })
+    }
+
+    /// For a response of this model that is to be stored.
+    pub(super) fn reader(self: &Arc<Self>, model: &str, owner: Option<&str>) -> IdReader {
+        IdReader {
             responses: Arc::clone(self),
             model: model.to_owned(),
             owner: owner.map(str::to_owned),
+            place: 0,
             head: Vec::new(),
             is_over: false,
-        }))
+        }
     }
 }
 
 impl IdReader {
+    /// For an answer that comes from this URL.
+    pub(super) fn at_url(self, url: &str) -> Self {
+        Self { place: hash(url.as_bytes()), ..self }
+    }
+
     pub(super) fn push(&mut self, data: &[u8]) {
         if self.is_over {
             return;
@@ -128,7 +152,7 @@ impl IdReader {
         self.head.extend_from_slice(&data[..data.len().min(left)]);
         let id = id_in(&self.head);
         if let Some(id) = &id {
-            self.responses.remember(id, &self.model, self.owner.as_deref());
+            self.responses.remember(id, &self.model, self.owner.as_deref(), self.place);
         }
         if id.is_some() || self.head.len() == HEAD_BYTES {
             self.is_over = true;
@@ -185,18 +209,18 @@ mod tests {
     fn the_newest_are_known_to_their_owners() {
         let all = Arc::new(StoredResponses::default());
         for nth in 0..RESPONSES_MAX + 10 {
-            all.remember(&format!("resp_{nth}"), "a", None);
+            all.remember(&format!("resp_{nth}"), "a", None, 0);
         }
-        assert_eq!(all.model_of("resp_9", None), None);
-        assert_eq!(all.model_of("resp_10", None).as_deref(), Some("a"));
-        all.remember("resp_x", "b", Some("one"));
-        assert_eq!(all.model_of("resp_x", Some("one")).as_deref(), Some("b"));
-        assert_eq!(all.model_of("resp_x", Some("two")), None);
-        assert_eq!(all.model_of("resp_x", None), None);
+        assert_eq!(all.maker_of("resp_9", None), None);
+        assert_eq!(all.maker_of("resp_10", None), Some(("a".into(), 0)));
+        all.remember("resp_x", "b", Some("one"), 7);
+        assert_eq!(all.maker_of("resp_x", Some("one")), Some(("b".into(), 7)));
+        assert_eq!(all.maker_of("resp_x", Some("two")), None);
+        assert_eq!(all.maker_of("resp_x", None), None);
         // Another key cannot take it over.
-        all.remember("resp_x", "a", Some("two"));
-        assert_eq!(all.model_of("resp_x", Some("one")).as_deref(), Some("b"));
-        assert_eq!(all.model_of("resp_x", Some("two")), None);
+        all.remember("resp_x", "a", Some("two"), 8);
+        assert_eq!(all.maker_of("resp_x", Some("one")), Some(("b".into(), 7)));
+        assert_eq!(all.maker_of("resp_x", Some("two")), None);
         let known = all.known.lock().unwrap();
         assert_eq!(
             (known.by_id.len(), known.order.len(), known.models.len()),
@@ -207,8 +231,7 @@ mod tests {
     #[test]
     fn what_is_not_to_be_stored_is_not_read() {
         let all = Arc::new(StoredResponses::default());
-        let reads =
-            |body: &str, owner| all.reader(body.as_bytes(), "a", owner).map(|reader| reader.is_some());
+        let reads = |body: &str, owner| all.read(body.as_bytes(), owner).map(|new| new.is_stored);
         for (body, wanted) in [
             ("{}", true),
             (r#"{"store":null}"#, true),
@@ -220,13 +243,15 @@ mod tests {
         for body in [r#"{"store":1}"#, r#"{"previous_response_id":"a","previous_response_id":"b"}"#] {
             assert!(reads(body, None).is_err(), "{body}");
         }
-        let mut reader = all.reader(b"{}", "a", Some("one")).unwrap().unwrap();
+        let mut reader = all.reader("a", Some("one")).at_url("http://one");
         reader.push(br#"{"id":"re"#);
         reader.push(br#"sp_1""#);
         reader.push(&vec![b' '; 2 * HEAD_BYTES]);
         assert!(reader.is_over && reader.head.is_empty());
         let next = r#"{"previous_response_id":"resp_1"}"#;
         assert_eq!(reads(next, Some("one")).ok(), Some(true));
+        let place = all.read(next.as_bytes(), Some("one")).unwrap().previous_place;
+        assert_eq!(place, Some(hash(b"http://one")));
         assert!(reads(next, Some("two")).is_err() && reads(next, None).is_err());
     }
 }

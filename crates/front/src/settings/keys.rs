@@ -1,8 +1,9 @@
 //! API keys of clients and operators.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 use http::HeaderValue;
+use ring::hmac;
 use subtle::ConstantTimeEq;
 
 /// An API key. `Debug` hides it, and comparison takes constant time.
@@ -60,6 +61,28 @@ impl Key {
     }
 }
 
+/// Signatures, by which one holder of a key shows another one that it has the key.
+impl Key {
+    /// HMAC-SHA256 over a text, as hexadecimal. It does not show the key, but who reads it can try guesses.
+    #[must_use]
+    pub fn signature(&self, text: &str) -> String {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, self.text.as_bytes());
+        let tag = hmac::sign(&key, text.as_bytes());
+        tag.as_ref().iter().fold(String::new(), |mut hex, byte| {
+            // Cannot fail.
+            let _ = write!(hex, "{byte:02x}");
+            hex
+        })
+    }
+
+    /// Whether one of these is this key's over the text.
+    #[must_use]
+    pub fn has_signed(&self, text: &str, signatures: &[String]) -> bool {
+        let own = self.signature(text);
+        signatures.iter().any(|signature| bool::from(own.as_bytes().ct_eq(signature.as_bytes())))
+    }
+}
+
 impl PartialEq for Key {
     fn eq(&self, other: &Self) -> bool {
         self.matches(&other.text) && self.share == other.share
@@ -72,4 +95,17 @@ impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Key(…)")
     }
+}
+
+#[test]
+fn signatures_are_of_a_key_and_a_text() {
+    let key = |text: &str| Key::new(text, None).unwrap();
+    // The second test case of RFC 4231.
+    let text = "what do ya want for nothing?";
+    let known = "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843".to_owned();
+    assert_eq!(key("Jefe").signature(text), known);
+    assert!(key("Jefe").has_signed(text, &[String::new(), known.clone()]));
+    assert!(!key("Jeff").has_signed(text, std::slice::from_ref(&known)));
+    assert!(!key("Jefe").has_signed("what", std::slice::from_ref(&known)));
+    assert!(!key("Jefe").has_signed(text, &[]));
 }

@@ -1,5 +1,6 @@
 //! Nodes and routers of a fleet: requests that are not the node's any more, and requests that go to another node.
 
+use poorwill_front::affinity::Affinity;
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -18,33 +19,30 @@ fn code(body: &Value) -> &str {
     body["error"]["code"].as_str().unwrap()
 }
 
-/// Wherever the lease ends on the way of a request, the engine gets no byte of it.
 #[test]
 fn a_request_that_is_not_the_nodes_any_more_does_not_reach_its_engine() {
     run(async {
-        // Before it waits, behind that, and when it is written.
-        for checks in 0..=3 {
-            let setup = Setup::new("").await;
-            setup.backend.fleet.lock().unwrap().checks_left = Some(checks);
-            let mut client = setup.asking(ASK).await;
-            if checks == 3 {
-                // Written, and then the lease ends: that is counted, and the answer counts.
-                assert_eq!(setup.answered(answer(RIGHT)).await.1, ASK.as_bytes());
-                assert_eq!(reply(&mut client).await.0, 200);
-                assert_eq!(setup.backend.fleet.lock().unwrap().late, 1);
-                continue;
+        for ask in [ASK, ""] {
+            let setup = Setup::new("passthrough = true").await;
+            // Before it waits, and behind that.
+            for checks in 0..=2 {
+                setup.backend.fleet.lock().unwrap().checks_left = Some(checks);
+                let mut client = match ask {
+                    "" => setup.client().await,
+                    ask => setup.asking(ask).await,
+                };
+                if ask.is_empty() {
+                    client.send("GET /engines/org%2Fone/metrics HTTP/1.1\r\nHost: a\r\n\r\n").await;
+                }
+                if checks == 2 {
+                    assert_eq!(setup.answered(last_answer(RIGHT)).await.1, ask.as_bytes());
+                    assert_eq!(reply(&mut client).await.0, 200);
+                    continue;
+                }
+                let (status, body) = reply(&mut client).await;
+                assert_eq!((status, code(&body)), (421, "not_member"), "{checks}");
+                assert_eq!(setup.backend.seen.borrow().suspects, 0, "the engine is not to blame");
             }
-            let (status, body) = reply(&mut client).await;
-            assert_eq!((status, code(&body)), (421, "no_lease"), "{checks}");
-            if checks == 2 {
-                assert_eq!(
-                    setup.engine().await.ended().await,
-                    b"",
-                    "the engine was connected to, and got a byte"
-                );
-            }
-            assert_eq!(setup.backend.fleet.lock().unwrap().late, 0);
-            assert_eq!(setup.backend.seen.borrow().suspects, 0, "the engine is not to blame");
         }
     });
 }
@@ -67,7 +65,7 @@ fn refusal(status: &str, body: &str) -> String {
 fn a_request_goes_elsewhere_while_no_answer_has_begun() {
     run(async {
         // What a node refuses before its engine has it is marked.
-        for what in ["421", "429", "503", "closes", "leaves"] {
+        for what in ["421", "429", "503", "closes", "leaves", "stands still"] {
             let (setup, other) = two().await;
             let mut client = setup.asking(ASK).await;
             let mut first = setup.engine().await;
@@ -79,6 +77,7 @@ fn a_request_goes_elsewhere_while_no_answer_has_begun() {
                     let left = std::mem::take(&mut setup.backend.fleet.lock().unwrap().left);
                     left.cancel();
                 }
+                "stands still" => setup.backend.fleet.lock().unwrap().still.cancel(),
                 status => first.send(refusal(status, "{}")).await,
             }
             let mut second = Wire::new(other.accept().await.unwrap().0);
@@ -88,6 +87,27 @@ fn a_request_goes_elsewhere_while_no_answer_has_begun() {
             second.send(answer(RIGHT)).await;
             assert_eq!(reply(&mut client).await, (200, serde_json::json!({ "right": true })), "{what}");
         }
+    });
+}
+
+/// It was taken back in vain: the other node refuses it, and the first one would have come to it.
+#[test]
+fn a_request_that_was_taken_back_may_return() {
+    run(async {
+        let (setup, other) = two().await;
+        let url = format!("http://{}", setup.engine.local_addr().unwrap());
+        setup.backend.fleet.lock().unwrap().others.as_mut().unwrap().push(url);
+        let mut client = setup.asking(ASK).await;
+        let mut first = setup.engine().await;
+        first.message().await;
+        setup.backend.fleet.lock().unwrap().still.cancel();
+        let mut second = Wire::new(other.accept().await.unwrap().0);
+        second.message().await;
+        second.send(refusal("429", "{}")).await;
+        let mut again = setup.engine().await;
+        assert_eq!(again.message().await.1, ASK.as_bytes());
+        again.send(answer(RIGHT)).await;
+        assert_eq!(reply(&mut client).await.0, 200);
     });
 }
 
@@ -158,7 +178,8 @@ fn what_may_have_been_done_is_not_done_again() {
         setup.answered(said.replacen("200 OK", "503 No", 1)).await;
         let (status, body) = reply(&mut client).await;
         assert_eq!((status, code(&body)), (503, "busy"));
-        // A response that the engine stores.
+        // A response that the engine stores, though it seems to wait in vain.
+        setup.backend.fleet.lock().unwrap().still.cancel();
         let mut client = setup.client().await;
         client.send(post_with("/v1/responses", "", r#"{"model":"org/one","input":"a"}"#)).await;
         let mut engine = setup.engine().await;
@@ -175,23 +196,61 @@ fn what_may_have_been_done_is_not_done_again() {
     });
 }
 
-/// For a request without a body the last look at the lease is before it connects. What slips through is counted.
 #[test]
-fn requests_without_a_body_are_held_to_the_lease() {
+fn a_node_says_its_load_and_a_router_takes_it_off() {
     run(async {
-        let setup = Setup::new("passthrough = true").await;
-        for checks in 0..=2 {
-            setup.backend.fleet.lock().unwrap().checks_left = Some(checks);
-            let mut client = setup.client().await;
-            client.send("GET /engines/org%2Fone/metrics HTTP/1.1\r\nHost: a\r\n\r\n").await;
-            if checks == 2 {
-                setup.answered(last_answer("{}")).await;
-                assert_eq!(reply(&mut client).await.0, 200);
-                assert_eq!(setup.backend.fleet.lock().unwrap().late, 1);
-                continue;
-            }
-            let (status, body) = reply(&mut client).await;
-            assert_eq!((status, code(&body)), (421, "no_lease"), "{checks}");
+        let said = answer(RIGHT).replacen("200 OK", "200 OK\r\nx-poorwill-load: 99", 1);
+        for (load, wanted) in [(Some(3), Some("3")), (None, None)] {
+            let setup = Setup::new("").await;
+            setup.backend.fleet.lock().unwrap().load = load;
+            let mut client = setup.asking(ASK).await;
+            setup.answered(&said).await;
+            // Not what its engine said.
+            assert_eq!(client.json().await.0.field("x-poorwill-load"), wanted);
+            assert_eq!(setup.backend.fleet.lock().unwrap().loads, []);
         }
+        let setup = Setup::of_router().await;
+        let mut client = setup.asking(ASK).await;
+        setup.answered(&said).await;
+        assert_eq!(client.json().await.0.field("x-poorwill-load"), None);
+        let url = format!("http://{}", setup.engine.local_addr().unwrap());
+        assert_eq!(setup.backend.fleet.lock().unwrap().loads, [(url, 99)]);
+    });
+}
+
+#[test]
+fn a_router_chooses_by_the_beginning_of_a_prompt() {
+    run(async {
+        let setup = Setup::of_router().await;
+        let keys = async |body: &str| {
+            let mut client = setup.asking(body).await;
+            setup.answered(last_answer(RIGHT)).await;
+            assert_eq!(reply(&mut client).await.0, 200);
+            std::mem::take(&mut setup.backend.fleet.lock().unwrap().affinities)
+        };
+        let first = keys(ASK).await;
+        assert!(matches!(first[..], [Affinity { key: Some(_), place: None }]), "{first:?}");
+        assert_eq!(keys(ASK).await, first);
+        assert_ne!(keys(r#"{"model":"org/one","prompt":"b"}"#).await, first);
+        assert_eq!(keys(r#"{"model":"org/one"}"#).await, []);
+        // A node has nothing to choose.
+        let setup = Setup::new("").await;
+        let mut client = setup.asking(ASK).await;
+        setup.answered(last_answer(RIGHT)).await;
+        assert_eq!(reply(&mut client).await.0, 200);
+        assert_eq!(setup.backend.fleet.lock().unwrap().affinities, []);
+    });
+}
+
+#[test]
+fn a_router_says_that_a_node_is_not_there() {
+    run(async {
+        let Setup { engine, address, .. } = Setup::of_router().await;
+        drop(engine);
+        let mut client = Wire::to(address).await;
+        client.send(super::setup::post(ASK)).await;
+        let (head, body) = client.json().await;
+        assert_eq!((head.status(), code(&body)), (503, "node_unreachable"));
+        assert_eq!(head.field("retry-after"), Some("1"));
     });
 }

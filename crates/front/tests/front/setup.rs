@@ -9,6 +9,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use poorwill_front::affinity::Affinity;
 use poorwill_front::backend::{
     Admission, Backend, Listed, ModelNumber, NameKind, NotOwned, Refusal, Refused, Route, Trial,
 };
@@ -90,12 +91,18 @@ pub(crate) struct FakeBackend {
 pub(crate) struct InFleet {
     /// How often a node may still serve; `None` for ever.
     pub(crate) checks_left: Option<usize>,
-    /// Requests that were given to an engine too late.
-    pub(crate) late: usize,
     /// Of a router: where else to go. `None` for a node.
     pub(crate) others: Option<Vec<String>>,
+    /// Of a node: how many requests it says that it has.
+    pub(crate) load: Option<u64>,
+    /// What requests went by.
+    pub(crate) affinities: Vec<Affinity>,
+    /// What destinations said that they have.
+    pub(crate) loads: Vec<(String, u64)>,
     /// Of a router: fires when a destination has left.
     pub(crate) left: CancellationToken,
+    /// Of a router: fires when a request waits in vain.
+    pub(crate) still: CancellationToken,
 }
 
 /// Counts down what it counted up.
@@ -108,16 +115,20 @@ impl Drop for Counted {
 }
 
 impl Backend for FakeBackend {
-    fn route(&self, name: &str) -> Option<Route> {
+    fn route(&self, name: &str, affinity: Affinity) -> Option<Route> {
         let is_it = |(route, aliases): &&(Route, Vec<String>)| {
             route.name == name || aliases.iter().any(|one| one == name)
         };
         let (route, _) = self.models.iter().find(is_it)?;
-        Some(Route { first_byte_max: *self.first_byte_max.lock().unwrap(), ..route.clone() })
+        if affinity != Affinity::default() {
+            self.fleet.lock().unwrap().affinities.push(affinity);
+        }
+        let first_byte_max = *self.first_byte_max.lock().unwrap();
+        Some(Route { first_byte_max, affinity, ..route.clone() })
     }
 
-    fn route_of_model(&self, name: &str) -> Option<Route> {
-        self.route(name)
+    fn route_of_model(&self, name: &str, affinity: Affinity) -> Option<Route> {
+        self.route(name, affinity)
     }
 
     fn listed(&self) -> Vec<Listed> {
@@ -189,7 +200,7 @@ impl Backend for FakeBackend {
     fn check(&self, _: &Route) -> Result<(), NotOwned> {
         match &mut self.fleet.lock().unwrap().checks_left {
             None => Ok(()),
-            Some(0) => Err(NotOwned::Lease),
+            Some(0) => Err(NotOwned::Member),
             Some(left) => {
                 *left -= 1;
                 Ok(())
@@ -197,12 +208,12 @@ impl Backend for FakeBackend {
         }
     }
 
-    fn may_lose(&self) -> bool {
-        self.fleet.lock().unwrap().checks_left.is_some()
+    fn load(&self, _: &Route) -> Option<u64> {
+        self.fleet.lock().unwrap().load
     }
 
-    fn was_late(&self, _: &Route) {
-        self.fleet.lock().unwrap().late += 1;
+    fn note_load(&self, route: &Route, requests: u64) {
+        self.fleet.lock().unwrap().loads.push((route.url.clone(), requests));
     }
 
     fn is_router(&self) -> bool {
@@ -213,6 +224,14 @@ impl Backend for FakeBackend {
         let fleet = self.fleet.lock().unwrap();
         let url = fleet.others.as_ref()?.iter().find(|other| !tried.contains(other))?;
         Some(Route { url: url.clone(), ..route.clone() })
+    }
+
+    fn stands_still(&self, _: &Route, tried: &[String]) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let still = self.fleet.lock().unwrap().still.clone();
+        match tried {
+            [] => Box::pin(async move { still.cancelled().await }),
+            _ => Box::pin(std::future::pending()),
+        }
     }
 
     fn gone(&self, _: &Route) -> Pin<Box<dyn Future<Output = ()> + Send>> {
@@ -280,6 +299,7 @@ impl Setup {
             parameters: Arc::default(),
             in_flight: None,
             first_byte_max: None,
+            affinity: Affinity::default(),
         };
         let backend = Arc::new(FakeBackend {
             models: vec![

@@ -1,5 +1,6 @@
 //! Stored responses go to the model that made them.
 
+use poorwill_front::affinity::{Affinity, hash};
 use poorwill_front::backend::Refusal;
 
 use super::setup::{END, EVENTS, Setup, Verdict, Wire, chunk, last_answer, post_with, run};
@@ -153,5 +154,28 @@ fn a_response_belongs_to_the_name_of_its_key() {
         let (_, sent) = setup.answered(last_answer("{}")).await;
         assert!(sent.ends_with(br#","previous_response_id":"resp_1"}"#));
         assert_eq!(client.message().await.0.status(), 200);
+    });
+}
+
+#[test]
+fn a_router_goes_where_a_response_was_made() {
+    run(async {
+        let setup = Setup::of_router().await;
+        let mut client = made(&setup, "", r#"{"model":"two","input":"x"}"#, "resp_1").await;
+        let url = format!("http://{}", setup.engine.local_addr().unwrap());
+        let place = Some(hash(url.as_bytes()));
+        let last = || setup.backend.fleet.lock().unwrap().affinities.pop().unwrap();
+        let first = last();
+        assert!(first.key.is_some() && first.place.is_none());
+        let on = r#"{"model":"two","input":"x","previous_response_id":"resp_1"}"#;
+        made(&setup, "", on, "resp_2").await;
+        assert_eq!(last(), Affinity { place, ..first });
+        ask(&mut client, "GET", "/v1/responses/resp_2", "").await;
+        setup.answered(last_answer("{}")).await;
+        assert_eq!(client.message().await.0.status(), 200);
+        assert_eq!(last(), Affinity { place, key: None });
+        // Another router made it, or it was too long ago.
+        made(&setup, "", &on.replace("resp_1", "resp_0"), "resp_3").await;
+        assert_eq!(last(), first);
     });
 }

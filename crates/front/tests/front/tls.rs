@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper_util::client::legacy::connect::HttpConnector;
+use poorwill_front::affinity::Affinity;
 use poorwill_front::backend::{Admission, Backend, Listed, ModelNumber, Refused, Route};
 use poorwill_front::proxy::{self, Timeouts};
 use poorwill_front::requests::Requests;
@@ -257,16 +258,16 @@ struct Router {
 }
 
 impl Backend for Router {
-    fn route(&self, name: &str) -> Option<Route> {
-        self.inner.route(name).map(|route| Route {
+    fn route(&self, name: &str, affinity: Affinity) -> Option<Route> {
+        self.inner.route(name, affinity).map(|route| Route {
             url: self.url.clone(),
             served_as: name.to_owned(),
             ..route
         })
     }
 
-    fn route_of_model(&self, name: &str) -> Option<Route> {
-        self.route(name)
+    fn route_of_model(&self, name: &str, affinity: Affinity) -> Option<Route> {
+        self.route(name, affinity)
     }
 
     fn listed(&self) -> Vec<Listed> {

@@ -1,11 +1,15 @@
-//! What this node publishes of itself, and what has changed enough to be published again.
+//! What this node publishes of itself, by a snapshot of its service.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use poorwill_fleet::etcd::LeaseId;
 use poorwill_fleet::name::ModelName;
 use poorwill_fleet::records::{Costs, GpuRecord, ModelRecord, NodeRecord, Rate, Requests, Stage};
 
+use poorwill_front::settings::Key;
+
+use super::pace::Pace;
 use crate::config::{Config, Fleet};
 use crate::service::{ModelNow, Snapshot};
 use poorwill_rotation_policy::StageName;
@@ -26,10 +30,50 @@ pub(super) struct Published {
     pub(super) models: BTreeMap<ModelName, ModelRecord>,
 }
 
-/// Counts requests to models.
+impl Published {
+    /// With what the node cannot do as it should.
+    pub(super) fn with_problems(mut self, problems: &[String]) -> Self {
+        self.node.problems = problems.to_vec();
+        self
+    }
+
+    /// Of models whose records are not known. All of them are written again, or removed.
+    pub(super) fn unknown_of(models: impl IntoIterator<Item = ModelName>) -> Self {
+        let unknown = || ModelRecord::new(Stage::Unknown, Vec::new());
+        let models = models.into_iter().map(|model| (model, unknown())).collect();
+        Self { node: NodeRecord::new(""), models }
+    }
+
+    /// The same models, of which nothing is known.
+    pub(super) fn unknown(self) -> Self {
+        Self::unknown_of(self.models.into_keys())
+    }
+
+    /// What is as it was, where it is not known whether the rest of `now` was written.
+    pub(super) fn certain_beside(self, now: &Self) -> Self {
+        let is_certain = |model: &ModelName, record: &ModelRecord| now.models.get(model) == Some(record);
+        let unknown = Self::unknown_of(self.models.keys().chain(now.models.keys()).cloned());
+        let mut certain = unknown;
+        certain.models.extend(self.models.into_iter().filter(|(model, record)| is_certain(model, record)));
+        if self.node == now.node {
+            certain.node = self.node;
+        }
+        certain
+    }
+
+    /// With a signature by each key of its front.
+    pub(super) fn signed(mut self, fleet: &Fleet, keys: &[Key], lease: LeaseId) -> Self {
+        let text = self.node.signed_text(&fleet.name, &fleet.node, lease.as_i64());
+        self.node.signatures = keys.iter().map(|key| key.signature(&text)).collect();
+        self
+    }
+}
+
+/// Counts requests to models, and knows what was published of them.
 #[derive(Debug, Default)]
 pub(super) struct Rates {
     by_model: BTreeMap<String, RequestRate>,
+    pace: Pace,
 }
 
 #[derive(Debug)]
@@ -80,7 +124,7 @@ pub(super) fn published(
         control_url: fleet.control_url.clone(),
         domain: fleet.domain.clone(),
         gpus: vec![GpuRecord { total_bytes: 0, budget_bytes: 0 }; gpus],
-        host_free_bytes: rounded(host_free_bytes()),
+        host_free_bytes: available_bytes(),
         is_draining: snapshot.is_ending,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         ..NodeRecord::new(instance)
@@ -102,6 +146,7 @@ pub(super) fn published(
         let record = ModelRecord { pinned: is_pinned, ..record(model, stage(model, can_sleep), rate) };
         models.insert(name, record);
     }
+    let (node, models) = rates.pace.settle(node, models, now);
     Published { node, models }
 }
 
@@ -177,7 +222,11 @@ fn rounded(bytes: u64) -> u64 {
 /// Memory that programs may still take, as the system says; 0 if it does not.
 pub(super) fn host_free_bytes() -> u64 {
     // In steps of a GiB: it changes all the time.
-    poorwill::proc::available_bytes().unwrap_or_default() >> 30 << 30
+    available_bytes() >> 30 << 30
+}
+
+fn available_bytes() -> u64 {
+    poorwill::proc::available_bytes().unwrap_or_default()
 }
 
 #[test]

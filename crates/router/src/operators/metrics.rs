@@ -77,7 +77,7 @@ fn of_records(records: &Records, is_current: bool) -> Registry {
     let draining = status.nodes.iter().filter(|node| node.is_draining).count();
     gauge("nodes_draining", "Nodes whose models go elsewhere", wide(draining));
     gauge("pins", "Models that operators keep awake", wide(status.pins.len()));
-    gauge("problems", "Records that are not understood", wide(status.problems.len()));
+    gauge("problems", "Records that are not understood, and problems of nodes", wide(status.problems.len()));
     gauge("has_leader", "Whether a controller is elected", status.leader.is_some().into());
     gauge("etcd_is_current", "Whether etcd was reached a short time ago", is_current.into());
     let copies = Family::<OfCopies, Number>::default();

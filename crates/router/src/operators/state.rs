@@ -15,6 +15,7 @@ use super::metrics::FleetMetrics;
 use crate::backend::RouteCounts;
 use crate::history::{Placed, SharedHistory};
 use crate::status::Records;
+use crate::table::RouteTable;
 
 /// What operators are shown.
 pub(crate) struct Operated {
@@ -22,6 +23,7 @@ pub(crate) struct Operated {
     pub(crate) etcd: Etcd,
     pub(crate) control: Arc<Control>,
     pub(crate) contents: watch::Receiver<Contents>,
+    pub(crate) table: watch::Receiver<Arc<RouteTable>>,
     pub(crate) history: SharedHistory,
     /// `None` in a process that is no candidate.
     pub(crate) controller: Option<watch::Receiver<controller::Status>>,
@@ -41,8 +43,12 @@ impl Operated {
     /// All records at one revision. Reading many takes a while, so no other task waits for it.
     pub(super) async fn records(&self) -> Result<(Records, Contents), tokio::task::JoinError> {
         let (fleet, contents) = (self.fleet.clone(), self.contents.borrow().clone());
-        tokio::task::spawn_blocking(move || (Records::read(&fleet, contents.entries().values()), contents))
-            .await
+        let table = Arc::clone(&self.table.borrow());
+        let read = move || {
+            let records = Records::read(&fleet, contents.entries().values());
+            (records.with_problems(table.problems()), contents)
+        };
+        tokio::task::spawn_blocking(read).await
     }
 
     pub(super) fn changes(&self) -> Vec<Placed> {

@@ -33,3 +33,33 @@ fn keys_of_the_configuration_are_explained() {
     let error = router(&format!("node_ca = {garbage:?}")).unwrap_err().to_string();
     assert!(error.contains("node_ca: `"), "{error}");
 }
+
+#[test]
+fn a_router_with_a_store_needs_no_etcd() {
+    let parsed = |text: &str| {
+        let secret = |source: &str| match source {
+            "env:EMPTY" => Ok("\n".to_owned()),
+            _ => Ok("kept-secret\n".to_owned()),
+        };
+        RouterConfig::parse(&format!("[fleet]\nname = \"f\"\n{text}"), &secret)
+    };
+    let local = parsed("[store]\n").unwrap();
+    assert_eq!(local.etcd.endpoints(), ["http://127.0.0.1:2379"]);
+    let open = parsed("[store]\nlisten = \"0.0.0.0:9\"\npassword = \"env:PASSWORD\"\n").unwrap();
+    assert_eq!(open.etcd.endpoints(), ["http://127.0.0.1:9"]);
+    assert!(open.store.as_ref().unwrap().user.is_some());
+    assert!(!format!("{open:?}").contains("kept-secret"));
+    let several = parsed("etcd = [\"http://a:2379\", \"http://b:2379\"]\n[store]\n").unwrap();
+    assert_eq!(several.etcd.endpoints(), ["http://a:2379", "http://b:2379"]);
+    for (text, words) in [
+        ("", "etcd is missing; name its members, or have this router keep the records by [store]"),
+        ("[store]\nlisten = \"0.0.0.0:2379\"\n", "has no password; say password = \"env:NAME\""),
+        ("[store]\nlisten = \"127.0.0.1:0\"\n", "listen has port 0"),
+        ("[store]\npassword = \"env:EMPTY\"\n", "password: it is empty"),
+        ("[store]\ncertificate = \"a.pem\"\n", "certificate needs certificate_key"),
+        ("[store]\nlease = \"3s\"\n", "unknown field `lease`"),
+    ] {
+        let error = parsed(text).unwrap_err().to_string();
+        assert!(error.contains(words), "{text}: {error}");
+    }
+}
