@@ -18,6 +18,10 @@ pub(crate) struct RouteArgs {
     #[arg(long, value_name = "PART")]
     pub(crate) only: Option<RouterPart>,
 
+    /// Say what the router would have and what stands against it, and start nothing
+    #[arg(long)]
+    pub(crate) check: bool,
+
     /// Log JSON lines to standard error
     #[arg(long)]
     pub(crate) json: bool,
@@ -56,6 +60,8 @@ pub(crate) struct FleetArgs {
 /// Commands about a fleet.
 #[derive(Debug, Subcommand)]
 pub(crate) enum FleetCommand {
+    /// Write a configuration of a router to standard output, with what nodes and an etcd need
+    Init,
     /// Show the nodes, and every model on them
     Status,
     /// Have a node's models go elsewhere, as before work on the machine

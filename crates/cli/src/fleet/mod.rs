@@ -12,6 +12,9 @@ pub(crate) use self::args::{FleetArgs, RouteArgs};
 use poorwill_local::failure::{self, Failure};
 
 pub(crate) fn route(args: &RouteArgs) -> ExitCode {
+    if args.check {
+        return failure::print(serve::check(args));
+    }
     match serve::run(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure::report_error(&failure),

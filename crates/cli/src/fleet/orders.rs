@@ -4,20 +4,24 @@ use std::path::Path;
 
 use poorwill_fleet::etcd::{Etcd, Limits};
 use poorwill_fleet::keys;
+use poorwill_router::FleetConfig;
 use poorwill_router::status::{FleetStatus, Records};
 use poorwill_router::wishes::{Wish, wish};
 use serde::Serialize;
 
 use super::args::FleetCommand;
-use super::serve::read;
 use super::show::status_text;
-use crate::rotate::runtime;
+use crate::rotate::{config_failure, runtime};
 use poorwill_local::failure::{CommandOutput, Failure};
 
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(crate) enum FleetReply {
     Status(FleetStatus),
+    Init {
+        /// Its text.
+        configuration: &'static str,
+    },
     Wish {
         /// What is wished now, as a sentence.
         wish: String,
@@ -32,15 +36,19 @@ impl CommandOutput for FleetReply {
     fn text(&self) -> String {
         match self {
             Self::Status(status) => status_text(status),
+            Self::Init { configuration } => (*configuration).to_owned(),
             Self::Wish { wish } => format!("{wish}\n"),
         }
     }
 }
 
 pub(super) fn run(path: &Path, command: FleetCommand) -> Result<FleetReply, Failure> {
-    let config = read(path)?;
+    if matches!(command, FleetCommand::Init) {
+        return Ok(FleetReply::Init { configuration: include_str!("init.toml") });
+    }
+    let config = FleetConfig::read(path).map_err(|error| config_failure(path, &error))?;
     let wanted = match command {
-        FleetCommand::Status => None,
+        FleetCommand::Status | FleetCommand::Init => None,
         FleetCommand::Drain { node, off: true, .. } => Some(Wish::TakeAgain { node }),
         FleetCommand::Drain { node, off: false, why, lasts } => Some(Wish::Drain { node, why, lasts }),
         FleetCommand::Pin { model, off: true, .. } => Some(Wish::Unpin { model }),
@@ -49,7 +57,7 @@ pub(super) fn run(path: &Path, command: FleetCommand) -> Result<FleetReply, Fail
         }
     };
     runtime()?.block_on(async {
-        let etcd = Etcd::with_tls(&config.etcd, Limits::default(), config.etcd_tls.as_ref())?;
+        let etcd = Etcd::open(&config.etcd, Limits::default())?;
         let Some(wanted) = wanted else {
             let (entries, _) = etcd.read(&keys::prefix(&config.fleet)).await?;
             return Ok(FleetReply::Status(Records::read(&config.fleet, &entries).status()));

@@ -74,6 +74,7 @@ impl Tally {
     }
 }
 
+/// Row: a node dies or is stopped.
 #[test]
 #[ignore = "long: many faults in real processes"]
 fn clients_get_right_answers_or_words_whatever_part_fails() {
@@ -103,7 +104,6 @@ fn clients_get_right_answers_or_words_whatever_part_fails() {
         fleet.say(0, model, PROMPTS[0]);
     }
     let (is_over, was_killed) = (AtomicBool::new(false), AtomicBool::new(false));
-    let mut late = 0;
     let (ports, models) = (fleet.routers.clone(), fleet.models().to_vec());
     let outcome = thread::scope(|scope| {
         let client = |mut chance: Rng| {
@@ -141,10 +141,20 @@ fn clients_get_right_answers_or_words_whatever_part_fails() {
             match mishap {
                 Mishap::NodeKilled => {
                     let killed = nodes[node].take().unwrap();
-                    late += lates(&killed);
+                    assert_ordered(&killed);
+                    let engines = fleet.engines_that_are_up(node);
                     killed.kill();
-                    sleep(BEYOND_LEASE);
-                    nodes[node] = Some(fleet.nodes[node].start(&[]));
+                    sleep(if chance.bool() { BEYOND_LEASE } else { PAUSE });
+                    let started = fleet.nodes[node].start(&[]);
+                    for (model, engine) in engines {
+                        assert_eq!(
+                            fleet.nodes[node].engine(model),
+                            Some(engine),
+                            "{model}: {}",
+                            started.log()
+                        );
+                    }
+                    nodes[node] = Some(started);
                 }
                 Mishap::NodeStopped => stopped(nodes[node].as_ref().unwrap()),
                 Mishap::NodeCutOff => {
@@ -154,7 +164,7 @@ fn clients_get_right_answers_or_words_whatever_part_fails() {
                 }
                 Mishap::NodeEnds => {
                     let ended = nodes[node].take().unwrap();
-                    late += lates(&ended);
+                    assert_ordered(&ended);
                     ended.end();
                     nodes[node] = Some(fleet.nodes[node].start(&[]));
                 }
@@ -205,8 +215,8 @@ fn clients_get_right_answers_or_words_whatever_part_fails() {
             assert_eq!(fleet.say(router, model, PROMPTS[0]), truth[0], "{}", logs());
         }
     }
-    late += nodes.iter().flatten().map(lates).sum::<usize>();
-    println!("{tally:?}; {late} went to an engine behind the lease");
+    nodes.iter().flatten().for_each(assert_ordered);
+    println!("{tally:?}");
     assert!(tally.right > 0);
     routers.into_iter().flatten().for_each(|router| drop(router.end()));
     nodes.into_iter().flatten().for_each(|node| drop(node.end()));
@@ -219,9 +229,19 @@ fn stopped(process: &Rotator) {
     process.signal("CONT");
 }
 
-/// Requests that a node counted as handed over too late.
-fn lates(node: &Rotator) -> usize {
-    node.log().matches("a request went to its engine after").count()
+/// A node lets a model go only while the last goal that it read is `none`.
+fn assert_ordered(node: &Rotator) {
+    let log = node.log();
+    let mut goals = BTreeMap::new();
+    let model_of =
+        |line: &str| line.split("model=").nth(1).and_then(|rest| rest.split(' ').next().map(str::to_owned));
+    for line in log.lines() {
+        if line.contains("a model has a new goal") {
+            goals.insert(model_of(line), line.contains("goal=none"));
+        } else if line.contains("lets a model go") {
+            assert_eq!(goals.get(&model_of(line)), Some(&true), "{line}: no order was in force\n{log}");
+        }
+    }
 }
 
 /// What came; `None` if the router was not there, or broke off before the head of an answer.

@@ -1,13 +1,17 @@
 //! An etcd, nodes and routers.
 
+use std::fs;
 use std::io;
+use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use poorwill_testkit::etcd::Servers;
 use serde_json::{Value, json};
 
-use crate::rotate::fixture::{Fixture, HANGS, Model, Rotator, TOKENS, free_port, ran, text_of};
+use crate::rotate::fixture::{
+    Fixture, HANGS, KEY, KEY_NAME, Model, Rotator, TOKENS, free_port, ran, text_of,
+};
 use crate::rotate::http::{self, Answer};
 use crate::support::{Folder, Ran, command};
 
@@ -87,6 +91,33 @@ impl Fleet {
         } else {
             Rotator::spawned(&mut command, port)
         }
+    }
+
+    /// The first router, with more lines of its `[fleet]`, and the nodes' key in its environment.
+    pub(super) fn route_with(&self, lines: &str) -> Rotator {
+        Rotator::spawned(self.keyed(lines, &[]).env(KEY_NAME, KEY), self.routers[0])
+    }
+
+    /// What `route --check` says of such a router.
+    pub(super) fn check(&self, lines: &str) -> String {
+        ran(self.keyed(lines, &["--check"]).env(KEY_NAME, KEY)).succeeded()
+    }
+
+    fn keyed(&self, lines: &str, more: &[&str]) -> Command {
+        let text = fs::read_to_string(self.folder.join(format!("fleet{}.toml", self.routers[0]))).unwrap();
+        self.folder.write("keyed.toml", text.replace("[front]", &format!("{lines}[front]")));
+        command(self.folder.path(), [&["route", "--config", "keyed.toml"], more].concat())
+    }
+
+    /// The processes of a node's engines that run for good, by their models.
+    pub(super) fn engines_that_are_up(&self, node: usize) -> Vec<(&'static str, u32)> {
+        let node = &self.nodes[node];
+        let is_up = |model: &&str| {
+            let stage = node.now(model)["stage"].clone();
+            stage == "ready" || stage == "asleep"
+        };
+        let up = self.models.iter().copied().filter(is_up);
+        up.filter_map(|model| node.engine(model).map(|engine| (model, engine))).collect()
     }
 
     /// Runs `poorwill fleet`.
