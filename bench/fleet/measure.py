@@ -69,6 +69,8 @@ class Fleet:
     def __init__(self, poorwill: Path, folder: Path, arguments: argparse.Namespace) -> None:
         self.poorwill, self.folder, self.arguments = poorwill, folder, arguments
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.words: list[tuple[str, ...]] = []
+        self.controls: list[int] = []
         self.etcd, peer, self.router, self.control = free_ports(4)
         self.fronts = free_ports(arguments.nodes)
         self.start(
@@ -79,8 +81,12 @@ class Fleet:
         until("etcd is healthy", lambda: "true" in get(f"http://127.0.0.1:{self.etcd}/health"))
 
     def start(self, *words: str) -> None:
-        log = (self.folder / f"log{len(self.processes)}").open("wb")
-        self.processes.append(subprocess.Popen(words, stdout=log, stderr=log, cwd=self.folder))
+        self.processes.append(self.spawned(len(self.processes), *words))
+        self.words.append(words)
+
+    def spawned(self, nth: int, *words: str) -> subprocess.Popen[bytes]:
+        log = (self.folder / f"log{nth}").open("ab")
+        return subprocess.Popen(words, stdout=log, stderr=log, cwd=self.folder)
 
     def configured_on(self, model: int) -> list[int]:
         nodes = self.arguments.nodes
@@ -100,10 +106,10 @@ class Fleet:
         for node, front in enumerate(self.fronts):
             text = self.table(f'node = "node-{node}"\ndomain = "rack-{node % 5}"\n')
             # A thousand mock engines would measure this machine.
-            text += "prepare = false\n"
-            text += (
-                f'[front]\nlisten = "127.0.0.1:{front}"\n[control]\nlisten = "127.0.0.1:{next(engines)}"\n'
-            )
+            text = f'state = "state{node}"\n' + text + "prepare = false\n"
+            self.controls.append(next(engines))
+            text += f'[front]\nlisten = "127.0.0.1:{front}"\n'
+            text += f'[control]\nlisten = "127.0.0.1:{self.controls[-1]}"\n'
             text += '[memory]\nmeasure = "processes"\ngpu = "8GiB"\n'
             for model in models.get(node, []):
                 listen = f"127.0.0.1:{next(engines)}"
