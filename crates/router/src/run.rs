@@ -31,8 +31,8 @@ use poorwill_front::requests::Requests;
 
 /// Changes that come this close together are taken in together.
 const GATHER: Duration = Duration::from_millis(5);
-/// How long the routes of an etcd that has lost its data are kept while it lacks a model that had one: beyond the third of a
-/// lease in which nodes learn that they need another.
+/// How long the routes of an etcd that has lost its data are kept while it lacks a model that had one. Nodes need up to a
+/// third of their lease to learn that they need another, and this comes on top.
 const LOST_MAX: Duration = Duration::from_secs(15);
 /// How often it looks whether they are kept for long enough.
 const LOOK_EVERY: Duration = Duration::from_secs(5);

@@ -1,6 +1,7 @@
 //! Which nodes a router sends requests to, and with them its key.
 //!
-//! Promise: a router that has a key sends nothing to one who can write to etcd and has no key, nor had an address of a node.
+//! Promise: a router that has a key sends nothing to one who can write to etcd and has no key. The address may not be one
+//! that a node had before.
 
 use poorwill_fleet::etcd::Entry;
 use poorwill_fleet::keys::Key;

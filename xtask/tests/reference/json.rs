@@ -74,6 +74,7 @@ const COMMANDS: &[(&str, &str, Printed)] = &[
     ("rotate schema", "", Words("A JSON Schema of the configuration.")),
     ("route", "", Words("Nothing: only its log on standard error is JSON.")),
     ("fleet", "--demo", Type("cli", "FleetDemoReport")),
+    ("fleet init", "", Variant("cli", "FleetReply", "Init")),
     ("fleet status", "", Type("router", "FleetStatus")),
     ("fleet drain", "", Variant("cli", "FleetReply", "Wish")),
     ("fleet pin", "", Variant("cli", "FleetReply", "Wish")),
