@@ -10,7 +10,6 @@ until all models answer again.
 Needs `etcd` on the path.
 """
 
-import argparse
 import contextlib
 import http.client
 import itertools
@@ -21,7 +20,6 @@ import shutil
 import signal
 import statistics
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -29,7 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from measure import LEASE_S, ROOT, Fleet, get, running, until
+from measure import LEASE_S, Fleet, get, parsed, running, until
 
 Answer = tuple[float, float, str, int]
 
@@ -167,20 +165,7 @@ def measure(fleet: Fleet, clients: Clients) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--nodes", type=int, default=5)
-    parser.add_argument("--models", type=int, default=10)
-    parser.add_argument("--copies", type=int, default=2)
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--away", type=float, default=60)
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--poorwill", type=Path, default=ROOT / "target/release/poorwill")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    if shutil.which("etcd") is None or not arguments.poorwill.exists():
-        sys.exit(f"needs etcd on the path (Debian: etcd-server) and {arguments.poorwill}")
+    arguments = parsed(__doc__, nodes=5, models=10, copies=2, clients=8, away=60.0, kills=10)
     with running(arguments.poorwill.resolve(), arguments) as fleet:
         until("every model has answered", lambda: all_answer(fleet))
         clients = Clients(fleet, arguments.clients)

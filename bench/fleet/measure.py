@@ -206,20 +206,23 @@ def at_rest(fleet: Fleet) -> dict[str, float]:
     return {f"{what}_per_s": value / took for what, value in change.items()}
 
 
-def main() -> None:
+def parsed(description: str | None, **options: float) -> argparse.Namespace:
+    """What the command line says of these options, which have these values if it says nothing."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--nodes", type=int, default=50)
-    parser.add_argument("--models", type=int, default=500)
-    parser.add_argument("--copies", type=int, default=2)
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--seconds", type=float, default=30)
+    for name, value in options.items():
+        parser.add_argument(f"--{name}", type=type(value), default=value)
     parser.add_argument("--poorwill", type=Path, default=ROOT / "target/release/poorwill")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if shutil.which("etcd") is None or not arguments.poorwill.exists():
         sys.exit(f"needs etcd on the path (Debian: etcd-server) and {arguments.poorwill}")
+    return arguments
+
+
+def main() -> None:
+    arguments = parsed(__doc__, nodes=50, models=500, copies=2, requests=2000, seconds=30.0)
     with running(arguments.poorwill.resolve(), arguments) as fleet:
         wanted = sum(len(set(fleet.configured_on(model))) for model in range(arguments.models))
         began = time.monotonic()

@@ -52,31 +52,33 @@ impl Etcd {
         path: &'static str,
         body: &Value,
     ) -> Result<T, EtcdError> {
-        let Inner { members, tokens } = &*self.0;
-        let (call, token) = (Call::new(path, body), tokens.token(members).await?);
-        match members.hedge(&call.with_token(token.clone())).await {
-            Err(error) => {
-                let token = tokens.renew(members, &token, error).await?;
-                members.hedge(&call.with_token(token)).await
-            }
-            done => done,
-        }
+        self.ask(Call::new(path, body), true).await
     }
 
     /// The same, of a call that must not overtake a later one.
-    pub(super) async fn call_in_turn<T: DeserializeOwned>(
+    pub(super) async fn call_in_turn<T: DeserializeOwned + Send>(
         &self,
         path: &'static str,
         body: &Value,
     ) -> Result<T, EtcdError> {
+        self.ask(Call::new(path, body), false).await
+    }
+
+    async fn ask<T: DeserializeOwned + Send>(&self, call: Call, is_hedged: bool) -> Result<T, EtcdError> {
         let Inner { members, tokens } = &*self.0;
-        let (call, token) = (Call::new(path, body), tokens.token(members).await?);
-        match members.ask_in_turn(&call.with_token(token.clone())).await {
-            Err(error) => {
-                let token = tokens.renew(members, &token, error).await?;
-                members.ask_in_turn(&call.with_token(token)).await
+        let mut token = tokens.token(members).await?;
+        let mut was_renewed = false;
+        loop {
+            let call = call.with_token(token.clone());
+            let answered = match is_hedged {
+                true => members.hedge(&call).await,
+                false => members.ask_in_turn(&call).await,
+            };
+            match answered {
+                Err(error) if !was_renewed => token = tokens.renew(members, &token, error).await?,
+                done => return done,
             }
-            done => done,
+            was_renewed = true;
         }
     }
 
