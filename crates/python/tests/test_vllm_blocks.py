@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import permutations, product
+from itertools import pairwise, permutations, product
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,6 +105,27 @@ def test_a_hybrid_models_attention_has_its_values_behind_its_keys() -> None:
     assert needed <= covered(found)
     # What follows in the next block is no state of its own, and at most a page more.
     assert len(covered(found)) <= len(needed) + 2 * 24 * 2
+
+
+@pytest.mark.parametrize("case", cases(100, 20))
+def test_granules_are_those_that_blocks_touch(case: int) -> None:
+    """Layers whose blocks have all sizes, at all distances, in front of or amid a granule, in any order."""
+    draw = random.Random(case)
+    blocks, granule = draw.randint(2, 30), draw.choice([16, 32, 128])
+    step, widths = draw.choice([8, 10]), [1, 7]
+    starts = [number * 2048 + draw.choice([0, 0, 6]) for number in range(6)]
+    views = [View((blocks, draw.choice(widths)), (step, 1), offset=start) for start in starts]
+    layers = {str(number): layer(view) for number, view in enumerate(views)}
+    runs = runs_of(drawn(draw, blocks))
+    described = config(blocks, step * 2, *layers)
+    exact = places(NEW, described, layers, runs)
+    draw.shuffle(runs)
+    found = places(NEW, described, layers, runs, granule)
+    assert exact is not None
+    assert found is not None
+    assert {byte // granule for byte in covered(exact)} == {byte // granule for byte in covered(found)}
+    assert all(start % granule == nbytes % granule == 0 for start, nbytes in found)
+    assert all(sum(one) < other[0] for one, other in pairwise(found))
 
 
 def test_padding_belongs_to_its_block() -> None:

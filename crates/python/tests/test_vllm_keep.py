@@ -98,6 +98,36 @@ def test_prefixes_that_are_dropped_are_not_found(engine: Scheduled) -> None:
     assert engine.answers["c"] == engine.answers["d"] == following([*prompt(0), 3, 4, 5], 4)
 
 
+@pytest.mark.parametrize("mode", ["abort", "keep"])
+def test_what_is_written_next_lies_together(engine: Scheduled, mode: str) -> None:
+    running(engine, "a", "b", "c", steps=2)
+    engine.run()
+    running(engine, "d")
+    engine.sleep(mode)
+    engine.core.wake_up()
+    before = engine.live()
+    engine.ask("e", prompt(7), 8)
+    engine.step()
+    new = sorted(engine.live() - before)
+    free = [block.block_id for block in engine.pool.blocks[1:] if block.block_id not in before]
+    assert new
+    assert new == free[: len(new)]
+    engine.run()
+    assert engine.answers["e"] == following(prompt(7), 8)
+
+
+def test_prefixes_are_forgotten_in_their_order(vllm: Any) -> None:
+    engine = Scheduled(vllm)
+    for number, name in enumerate("abc"):
+        engine.ask(name, prompt(number), 4)
+        engine.run()
+    before = engine.forgotten_first()
+    assert len(before) >= 3
+    engine.sleep("wait", keep_tags=["kv_cache"])
+    engine.core.wake_up()
+    assert engine.forgotten_first() == before
+
+
 @pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
 def test_prefixes_are_kept_on_request(vllm: Any, mode: str) -> None:
     engine = running(Scheduled(vllm), "a")

@@ -209,6 +209,11 @@ class Scheduled:
         """Blocks with a prefix that a request could find."""
         return {block.block_id for block in self.pool.blocks if block.block_hash is not None}
 
+    def forgotten_first(self) -> list[int]:
+        """The same that no request has, in the order in which they are taken."""
+        free = self.pool.free_block_queue.get_all_free_blocks()
+        return [block.block_id for block in free if block.block_hash is not None]
+
     def ask(self, name: str, prompt: Sequence[int], count: int) -> None:
         hasher = self.utils.get_request_block_hasher(BLOCK_TOKENS, _hashed)
         params: Any = Stub("sampling_params")

@@ -32,9 +32,13 @@ def runs_of(blocks: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def places(
-    vllm: _generations.Generation, kv_cache_config: Any, layers: Mapping[str, Any], runs: Sequence[Run]
+    vllm: _generations.Generation,
+    kv_cache_config: Any,
+    layers: Mapping[str, Any],
+    runs: Sequence[Run],
+    granule_bytes: int = 1,
 ) -> list[Range] | None:
-    """Ranges with all bytes of some blocks, merged; None where one layer's are not known.
+    """Ranges of whole granules with all bytes of some blocks, merged; None where one layer's are not known.
 
     `layers` is vLLM's forward context, by the layers' names.
     """
@@ -46,7 +50,18 @@ def places(
             if not found:
                 return None
             lattices |= found
-    return _merged(bytes_of for lattice in _joined(lattices) for bytes_of in lattice.ranges(runs))
+    runs, ranges = sorted((first, count) for first, count in runs), list[Range]()
+    # Layers are alike but for where they begin.
+    alike: dict[tuple[int, int, int], list[Range]] = {}
+    for lattice in _joined(lattices):
+        begin = lattice.first % granule_bytes
+        shape = (lattice.step, lattice.nbytes, begin)
+        if shape not in alike:
+            own = _Lattice(lattice.step, begin, lattice.nbytes).ranges(runs)
+            alike[shape] = _merged(_rounded(own, granule_bytes))
+        shift = lattice.first - begin
+        ranges += [(start + shift, nbytes) for start, nbytes in alike[shape]]
+    return _merged(ranges)
 
 
 @dataclass(frozen=True, order=True)
@@ -126,6 +141,19 @@ def _joined(lattices: Iterable[_Lattice]) -> list[_Lattice]:
         else:
             joined.append(lattice)
     return joined
+
+
+def _rounded(ranges: Iterable[Range], granule_bytes: int) -> Iterator[Range]:
+    """Ascending ranges to whole granules, without those that end in a granule of one before."""
+    done = 0
+    for start, nbytes in ranges:
+        first, end = (
+            start // granule_bytes * granule_bytes,
+            -(-(start + nbytes) // granule_bytes) * granule_bytes,
+        )
+        if end > done:
+            yield first, end - first
+        done = max(done, end)
 
 
 def _merged(ranges: Iterable[Range]) -> list[Range]:

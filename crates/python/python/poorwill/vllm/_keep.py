@@ -4,12 +4,16 @@ The scheduler pauses without clearing its caches. Once no step is in flight, the
 with the weights. Prefixes in other blocks are forgotten before, so that no later request finds one whose
 bytes are gone. What would go wrong is refused by name before any change (`problem`).
 
+Behind each sleep free blocks are taken in the order of their numbers. What is written until the next one lies
+in fewer granules then, and so does all that is kept.
+
 What requests need besides is not dropped by any sleep at level 1. The outputs of encoders, sampled tokens and
 drafts are in memory that does not sleep. LoRA adapters, the states of runners and grammars survive. Drafts'
 keys, the state of Mamba layers and cross attention are blocks like others.
 """
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -46,6 +50,8 @@ class KeepUnsupportedError(PoorwillError):
     def sentence(cause: str) -> str:
         return f"sleep: requests and prefixes cannot be kept, since {cause}: {_INSTEAD}"
 
+
+_QUEUE = "FreeKVCacheBlockQueue"
 
 SEVERAL = "there are several data parallel engines"
 
@@ -183,8 +189,16 @@ class Keeper:
             # What the sleep before has kept stays.
             return None
         self._has_kept = False
-        if wanted is None or CACHE in _environment.read().keep_awake:
-            return None
+        runs = None
+        if wanted is not None and CACHE not in _environment.read().keep_awake:
+            runs = self._kept(wanted)
+        # A scheduler of another class may have none, and keeps nothing then.
+        pool = getattr(getattr(self._core.scheduler, "kv_cache_manager", None), "block_pool", None)
+        _sort_free(getattr(pool, "free_block_queue", None))
+        self._has_kept = bool(runs)
+        return runs
+
+    def _kept(self, wanted: Wanted) -> list[tuple[int, int]]:
         pool = self._core.scheduler.kv_cache_manager.block_pool
         live, cached = set(), set()
         for block in pool.blocks:
@@ -198,5 +212,23 @@ class Keeper:
         self._ask("poorwill_can_keep", args=(runs,))
         if not wanted.prefixes:
             pool.evict_blocks(cached)
-        self._has_kept = bool(runs)
         return runs
+
+
+def _sort_free(queue: Any) -> None:
+    """Has blocks without a prefix taken first and by number, and prefixes forgotten in their order.
+
+    Queues of other kinds than vLLM's stay as they are: nothing depends on it.
+    """
+    if type(queue).__name__ != _QUEUE:
+        return
+    free = queue.get_all_free_blocks()
+    ordered = sorted(free, key=_place)
+    if any(one is not other for one, other in zip(free, ordered, strict=True)):
+        queue.popleft_n(len(free))
+        queue.append_n(ordered)
+
+
+def _place(block: Any) -> int:
+    # Sorting leaves equal ones in their order.
+    return block.block_id if block.block_hash is None else sys.maxsize

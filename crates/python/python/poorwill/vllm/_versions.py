@@ -253,7 +253,12 @@ def _contract() -> Iterator[Need]:
     need = _in_module("vllm.v1.core.block_pool")
     yield need("BlockPool.blocks", "field")
     yield need("BlockPool.evict_blocks", "method", "block_ids", is_whole=True)
+    yield need("BlockPool.free_block_queue", "field")
     need = _in_module("vllm.v1.core.kv_cache_utils")
+    queue = "FreeKVCacheBlockQueue"
+    yield need(f"{queue}.get_all_free_blocks", "method", is_whole=True)
+    yield need(f"{queue}.popleft_n", "method", "n", is_whole=True)
+    yield need(f"{queue}.append_n", "method", "blocks", is_whole=True)
     for field in ("block_id", "ref_cnt", "is_null", "block_hash"):
         yield need(f"KVCacheBlock.{field}", "field")
     need = _in_module("vllm.v1.kv_cache_interface")

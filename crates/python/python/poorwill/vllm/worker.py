@@ -683,7 +683,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
         if not kept:
             return []
         layers = self.vllm_config.compilation_config.static_forward_context
-        found = _blocks.places(_vllm, self.model_runner.kv_cache_config, layers, kept)
+        found = _blocks.places(_vllm, self.model_runner.kv_cache_config, layers, kept, GRANULE_BYTES)
         if found is None:
             if not self._has_warned_of_layout:
                 self._has_warned_of_layout = True
