@@ -187,6 +187,52 @@ fn kept_granules_are_stored_and_the_rest_is_dropped() {
     }
 }
 
+/// The cache of an engine that computes: codes of what it had would be too short for what it has.
+#[test]
+fn what_has_changed_is_copied_alone_whatever_codes_it_would_take() {
+    let mut world = World::new(Storing::Codes, true);
+    let granule = world.granule();
+    let nth = world.load(12, &Tag::weights());
+    let fill = |world: &mut World, from: u64, bytes: Vec<u8>| {
+        let from = usize::try_from(from).unwrap();
+        world.tenant.blocks[nth].bytes[from..from + bytes.len()].copy_from_slice(&bytes);
+        world.tenant.write(nth);
+    };
+    fill(&mut world, 0, pattern::weights(1, usize::try_from(12 * granule).unwrap()));
+    let kept = [world.range(nth, 0..8 * granule)];
+    world.sleep(&kept);
+    let held_bytes = world.pool().stats().unwrap().backup_bytes;
+    for round in 0..3 {
+        world.pool().wake(&WakeRequest::all()).unwrap();
+        world.note_dropped(&kept);
+        world.check(&kept);
+        fill(&mut world, 5 * granule, pattern::bytes(round, usize::try_from(granule).unwrap()));
+        world.restore();
+        let sleep = world.sleep(&kept);
+        assert_eq!((sleep.copied_bytes, sleep.unchanged_bytes), (granule, 7 * granule));
+        assert_eq!(world.pool().stats().unwrap().backup_bytes, held_bytes);
+    }
+}
+
+#[test]
+fn what_is_kept_no_longer_takes_no_host_memory() {
+    for storing in Storing::ALL {
+        let mut world = World::new(storing, true);
+        let granule = world.granule();
+        let nth = world.load(12, &Tag::weights());
+        for granules in [8, 7, 2, 5] {
+            let kept = [world.range(nth, 0..granules * granule)];
+            let sleep = world.sleep(&kept);
+            assert_eq!(sleep.copied_bytes + sleep.unchanged_bytes, granules * granule);
+            assert_eq!(world.pool().stats().unwrap().backup_bytes, granules * granule);
+            world.pool().wake(&WakeRequest::all()).unwrap();
+            world.note_dropped(&kept);
+            world.check(&kept);
+            world.restore();
+        }
+    }
+}
+
 /// What was promised of a tag does not hold for bytes that a sleep has dropped.
 #[test]
 fn bytes_beside_kept_ones_are_written_again_though_none_were_to_change() {

@@ -262,7 +262,7 @@ impl PoolState {
                     continue;
                 }
                 let elsewhere: Vec<usize> = (0..is_here.len()).filter(|nth| !is_here[*nth]).collect();
-                let extents = (shape.chunk_bytes, self.tags().get(*tag).stored_as());
+                let extents = (shape.chunk_bytes, self.tags().get(*tag).stored_as(), false);
                 all.extend(saves(self.heap(), self.backups(), (key, segment), extents, &elsewhere));
             }
         }

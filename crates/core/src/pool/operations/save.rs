@@ -27,7 +27,6 @@ use crate::pool::tools::cancel;
 use crate::pool::tools::error::{Phase, PoolError, Result};
 use crate::pool::tools::keys::TagKey;
 use crate::pool::tools::report::{SleepPhases, add};
-use crate::tag::StoredAs;
 
 /// One that runs, one that waits.
 const COPIES_PER_STREAM: usize = 2;
@@ -236,21 +235,20 @@ impl<'a> Saver<'a> {
 
 impl Shared {
     /// The footprints that the live granules of `saves` would take now. Where the storage measures, they are mapped. Of
-    /// viewable ones it measures nothing.
+    /// raw ones it measures nothing.
     pub(super) fn plan_footprints<'s>(
         &self,
         stream: StreamId,
         saves: impl Iterator<Item = &'s Save>,
     ) -> Result<Vec<Footprint>, DriverError> {
         let saves: Vec<&'s Save> = saves.collect();
-        let is_viewable = |save: &&&Save| save.stored_as == StoredAs::Viewable;
         let extents: Vec<Extent<'s>> =
-            saves.iter().filter(|save| !is_viewable(save)).map(|save| save.extent()).collect();
+            saves.iter().filter(|save| !save.is_raw).map(|save| save.extent()).collect();
         let planned = if extents.is_empty() { Vec::new() } else { self.backups().plan(stream, &extents)? };
         let mut planned = as_many(extents.len(), "extents were to be planned", planned)?.into_iter();
         let footprint = |save: &&Save| {
             let raw = || Footprint::raw(save.bytes);
-            if is_viewable(&save) { raw() } else { planned.next().unwrap_or_else(raw) }
+            if save.is_raw { raw() } else { planned.next().unwrap_or_else(raw) }
         };
         Ok(saves.iter().map(footprint).collect())
     }

@@ -208,7 +208,7 @@ impl PoolState {
         let ranges = runs(&unsaved).into_iter();
         let ranges = ranges.map(|run| shape.granule_range(range.addr, run.start, run.len()));
         plan.unsaved.extend(ranges.map(|range| (tag, key, range)));
-        let extents = (shape.chunk_bytes, self.tags().get(tag).stored_as());
+        let extents = (shape.chunk_bytes, self.tags().get(tag).stored_as(), action == SleepAction::Drop);
         plan.saves.extend(saves(self.heap(), self.backups(), (key, segment), extents, &unsaved));
     }
 }

@@ -21,7 +21,9 @@ pub(in crate::pool) struct Save {
     pub(in crate::pool) tag: TagKey,
     pub(in crate::pool) location: Location,
     pub(in crate::pool) bytes: u64,
-    pub(in crate::pool) stored_as: StoredAs,
+    /// Not as codes: viewable, or kept of a tag that the sleep drops. A cache changes from sleep to sleep, and codes that
+    /// outgrow their slots would take a new buffer each time.
+    pub(in crate::pool) is_raw: bool,
     /// Granules of the extent that hold a live byte, ascending.
     pub(in crate::pool) granules: Vec<usize>,
 }
@@ -48,12 +50,13 @@ pub(in crate::pool) fn tags_of(saves: &[Save]) -> Vec<TagKey> {
 /// The saves that store every live granule of a segment but the `unused`: existing extents, and new ones for the rest. A
 /// new extent covers one live block, or granules that several share: freeing a block frees its backup. It has at most
 /// `extent_bytes`, unless it is viewable: then blocks are cut at unused granules only. Extents less than half live are
-/// replaced, and those that are cut otherwise than the tag's are now.
+/// replaced, and those that are cut otherwise than the tag's are now. Where a sleep drops the rest of the tag, `is_kept`, those
+/// that are not all live are replaced: callers count what they keep.
 pub(in crate::pool) fn saves(
     heap: &Heap,
     index: &BackupIndex,
     (key, segment): (SegmentKey, &Segment),
-    (extent_bytes, stored_as): (u64, StoredAs),
+    (extent_bytes, stored_as, is_kept): (u64, StoredAs, bool),
     unused: &[usize],
 ) -> Vec<Save> {
     let (shape, tag, base) = (heap.shape(), segment.tag(), segment.range().addr);
@@ -73,6 +76,7 @@ pub(in crate::pool) fn saves(
         [uncut[*granule], uncut[behind]] = [false; 2];
     }
     let is_cut = |nth: usize| !uncut.get(nth).copied().unwrap_or(false);
+    let is_raw = is_kept || stored_as == StoredAs::Viewable;
     let mut saves = Vec::new();
     let mut uncovered: Vec<bool> = uses.iter().map(|is| is.is_live()).collect();
     for (range, _) in index.of_segment(tag, key) {
@@ -83,16 +87,17 @@ pub(in crate::pool) fn saves(
             StoredAs::Compact => extent.len() <= most,
             StoredAs::Viewable => is_cut(extent.start) && is_cut(extent.end),
         };
-        if granules.len() * 2 < extent.len() || !fits {
+        let least = if is_kept { extent.len() } else { extent.len().div_ceil(2) };
+        if granules.len() < least || !fits {
             continue;
         }
         uncovered[extent].fill(false);
-        saves.push(Save { tag, location: (key, range.addr), bytes: range.bytes, stored_as, granules });
+        saves.push(Save { tag, location: (key, range.addr), bytes: range.bytes, is_raw, granules });
     }
     for extent in new_extents(&uses, &uncovered, is_cut, most) {
         let range = shape.granule_range(base, extent.start, extent.len());
         let granules = (0..extent.len()).collect();
-        saves.push(Save { tag, location: (key, range.addr), bytes: range.bytes, stored_as, granules });
+        saves.push(Save { tag, location: (key, range.addr), bytes: range.bytes, is_raw, granules });
     }
     saves.sort_unstable_by_key(|save| save.location);
     saves
