@@ -12,7 +12,6 @@ Prints JSON lines; the line `together` has the figures.
 """
 
 import argparse
-import json
 import math
 import shutil
 import time
@@ -21,12 +20,11 @@ from pathlib import Path
 
 from common import conclude_in_a_folder, emit, every_line_says
 from rotation import STAND_IN_BESIDE_MIB, STAND_IN_MIB, STATUS_S, Rotation
-from taken import grown, said
-from turns import MODES, run
+from taken import grown, medians, said
+from turns import GRAPHS, MODES, run
 from web import PROMPT, Client, families
 
 PAUSE_S = 0.5  # a longer gap between two tokens is a wait for its model
-GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8]}
 
 
 class Stream:
@@ -117,6 +115,8 @@ def together(
         cuts=cuts(rotation) - cut_before,
         swap_s=[percentile([swap["whole_s"] for swap in swaps], share) for share in [0.5, 1.0]],
         coming_s=[percentile([swap["total_s"] for swap in swaps], share) for share in [0.5, 1.0]],
+        coming_phases_s=medians(pair for swap in swaps for pair in swap["phases"]),
+        leaving_phases_s=medians(pair for swap in swaps for left in swap["left"] for pair in left["phases"]),
         starts=after["starts"],
         copied_gib=grown(after["engines"], before["engines"]),
         failed={name: after["failed"][name] - before["failed"][name] for name in after["failed"]},
@@ -196,8 +196,7 @@ def parsed() -> argparse.Namespace:
     options.gpu_mib = int(options.fit * (STAND_IN_MIB + STAND_IN_BESIDE_MIB))
     options.stand_in_tokens_per_s = 100
     options.rules = f'slice_max = "{options.slices[0]}s"'
-    graphs = [] if options.eager else ["--no-enforce-eager", "--compilation-config", json.dumps(GRAPHS)]
-    options.engine_words = ["--max-model-len", "6144", *graphs]
+    options.engine_words = ["--max-model-len", "6144", *([] if options.eager else GRAPHS)]
     return options
 
 

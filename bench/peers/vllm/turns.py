@@ -15,6 +15,7 @@ Engines serve checkpoints of random numbers. FOLDER keeps them for the next run.
 
 import argparse
 import contextlib
+import json
 import re
 import shutil
 import signal
@@ -30,6 +31,10 @@ from rotation import STAND_IN_BESIDE_MIB, STAND_IN_MIB, Rotation
 from taken import draws, grown, said, summary
 
 MODES = ["poorwill-lending", "poorwill", "cumem", "stand-in", "stand-in-lending"]
+GRAPHS = [
+    *("--no-enforce-eager", "--compilation-config"),
+    json.dumps({"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8]}),
+]
 BESIDE_GIB = 1.2  # what an engine takes beside weights and KV cache
 END_S, SETTLED_S = 40, 10
 RESERVE_S = 30  # of the limit, for an end in a hurry
@@ -151,6 +156,7 @@ def parsed(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=1)
     parser.add_argument("--canary", choices=["none", "before", "beside"], default="none")
+    parser.add_argument("--graphs", action="store_true", help="with CUDA graphs")
     parser.add_argument("--stream", action="store_true", help="answers come token by token")
     parser.add_argument("--limit-s", type=float, default=560, help="for everything; turns are cut before it")
     options = parser.parse_args(given)
@@ -158,7 +164,7 @@ def parsed(given: list[str] | None = None) -> argparse.Namespace:
         parser.error("--engines, --clients, --gib, --kv-gib and --fit are more than 0")
     options.plays, options.lends = options.mode.startswith("stand-in"), options.mode.endswith("-lending")
     # One request of an engine at a time: in a batch its tokens may be others.
-    options.rules, options.engine_words = 'running_max = 1\nturn_max = "1s"', []
+    options.rules, options.engine_words = 'running_max = 1\nturn_max = "1s"', GRAPHS if options.graphs else []
     options.stand_in_tokens_per_s = 2000
     options.gpu_mib = int(options.fit * (STAND_IN_MIB + STAND_IN_BESIDE_MIB))
     return options
