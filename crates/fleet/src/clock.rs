@@ -1,6 +1,6 @@
-//! A clock that goes on while the process is stopped and while the machine sleeps.
+//! A clock that goes on while the process is stopped and while the machine sleeps, and the clock on the wall.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -38,6 +38,13 @@ impl Moment {
     pub(crate) fn from_nanos(nanos: u64) -> Self {
         Self(Duration::from_nanos(nanos))
     }
+}
+
+/// Milliseconds since 1970, by the clock on the wall.
+#[must_use]
+pub fn now_unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[test]

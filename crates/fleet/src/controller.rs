@@ -11,12 +11,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use crate::clock::Moment;
+use crate::clock::{Moment, now_unix_ms};
 use crate::etcd::{Candidacy, Etcd, EtcdError, LeaseId, Txn};
 use crate::keys::{self, Key};
 use crate::mirror::{Contents, Mirror};
@@ -295,10 +295,4 @@ impl Candidate {
         }
         Ok(txn)
     }
-}
-
-/// By the clock on the wall.
-fn now_unix_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

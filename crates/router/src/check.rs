@@ -10,6 +10,7 @@ use poorwill_net::tls::ClientTls;
 use super::config::RouterConfig;
 use super::run::RouterError;
 use super::status::{FleetStatus, Records};
+use super::table::RouteTable;
 use super::trust::Trust;
 
 /// What was found.
@@ -40,8 +41,10 @@ pub async fn check(config: &RouterConfig, routes: bool, controls: bool) -> Resul
         }
         Err(error) => return Err(error.into()),
     };
-    let distrusted = trust.distrusted(&config.fleet, &entries);
-    let status = Records::read(&config.fleet, &entries).with_problems(&distrusted).status();
+    let records = Records::read(&config.fleet, &entries);
+    let entries = entries.into_iter().map(|entry| (entry.key.clone(), entry)).collect();
+    let table = RouteTable::of(&config.fleet, &entries, &records.view, &trust);
+    let status = records.with_problems(table.problems()).status();
     let front = routes.then_some(("front", config.front.listen));
     let control = config.control.as_ref().map(|control| ("control", control.listen));
     let store = config.store.as_ref().filter(|_| controls).map(|store| ("store", store.listen));

@@ -60,21 +60,13 @@ pub(super) fn choose<'a>(
     }
 }
 
-/// By its own measurements, or else by what is usual.
+/// What has begun is half done.
 pub(super) fn ready_in_ms(stage: Stage, costs: Costs) -> u64 {
-    let usual = Rules::default().usual_costs;
-    let ms = |own: Option<u64>, usual: Option<u64>| own.or(usual).unwrap_or_default();
-    let wake_ms = ms(costs.wake_ms, usual.wake_ms);
+    let all_ms = costs.ready_ms(stage, Rules::default().usual_costs);
     match stage {
-        Stage::Awake => 0,
-        Stage::Waking => wake_ms / 2,
-        Stage::Asleep => wake_ms,
-        Stage::Sleeping => ms(costs.sleep_ms, usual.sleep_ms) + wake_ms,
-        Stage::Hibernating => ms(costs.resume_ms, usual.resume_ms),
-        Stage::OnDisk => ms(costs.reload_ms, usual.reload_ms),
-        Stage::Starting => ms(costs.start_ms, usual.start_ms) / 2,
-        Stage::Stopped => ms(costs.start_ms, usual.start_ms),
+        Stage::Waking | Stage::Starting => all_ms / 2,
         Stage::Failed | Stage::Unknown => u64::MAX,
+        _ => all_ms,
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use bytes::Bytes;
 use poorwill_fleet::etcd::Entry;
 use poorwill_fleet::keys::Key;
 use poorwill_fleet::name::{FleetName, ModelName, NodeName};
@@ -53,9 +54,10 @@ struct PlacementHistory {
     has_begun: bool,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct LastGoal {
-    revision: u64,
+    /// The record. An etcd that was restored gives its revisions again.
+    value: Bytes,
     goal: Goal,
     fence: u64,
 }
@@ -70,14 +72,14 @@ impl PlacementHistory {
             let Ok(key) = Key::parse(fleet, &entry.key) else { continue };
             let Key::Placement { model, node } = &key else { continue };
             let pair = (model.clone(), node.clone());
-            let known = self.known.remove(&pair);
-            if let Some(known) = known.filter(|known| known.revision == entry.mod_revision) {
+            let mut known = self.known.remove(&pair);
+            if let Some(known) = known.take_if(|known| known.value == entry.value) {
                 there.insert(pair, known);
                 continue;
             }
             let Ok(Reading::Known(placement)) = read::<Placement>(&key, &entry.value) else {
                 // What it was is still the last that is known.
-                there.extend(known.map(|known| (pair, LastGoal { revision: entry.mod_revision, ..known })));
+                there.extend(known.map(|known| (pair, LastGoal { value: entry.value.clone(), ..known })));
                 continue;
             };
             let Placement { goal, fence, changed_at_ms, why, .. } = placement;
@@ -86,7 +88,7 @@ impl PlacementHistory {
                 let (model, node) = (model.to_string(), node.to_string());
                 changed.push(Placed { at_unix_ms: changed_at_ms, model, node, before, goal, why, fence });
             }
-            there.insert(pair, LastGoal { revision: entry.mod_revision, goal, fence });
+            there.insert(pair, LastGoal { value: entry.value.clone(), goal, fence });
         }
         for ((model, node), gone) in std::mem::replace(&mut self.known, there) {
             if gone.goal != Goal::None {
@@ -116,7 +118,6 @@ impl PlacementHistory {
 
 #[cfg(test)]
 mod tests {
-    use bytes::Bytes;
     use poorwill_fleet::records::write;
 
     use super::*;
@@ -159,6 +160,16 @@ mod tests {
             [n("n2", Goal::Warm, Goal::None), n("n3", Goal::None, Goal::Hot), n("n1", Goal::Hot, Goal::None)];
         assert_eq!(seen, expected);
         assert_eq!(history.newest()[0].at_unix_ms, 1000, "the removed one has no time of its own");
+    }
+
+    #[test]
+    fn a_change_is_noticed_at_a_revision_that_was_there_before() {
+        let mut history = PlacementHistory::default();
+        take_in(&mut history, &[entry("n1", Goal::Hot, 6), entry("n2", Goal::Warm, 9)]);
+        let restored = [entry("n1", Goal::None, 6), entry("n2", Goal::Hot, 4)];
+        let n = |node: &str, before, goal| (node.to_owned(), Some(before), goal);
+        let expected = [n("n2", Goal::Warm, Goal::Hot), n("n1", Goal::Hot, Goal::None)];
+        assert_eq!(take_in(&mut history, &restored), expected);
     }
 
     #[test]

@@ -3,8 +3,9 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
+use poorwill_fleet::clock::now_unix_ms;
 use poorwill_fleet::controller::{Controller, Settings};
 use poorwill_fleet::etcd::{Etcd, EtcdError, Limits, Version};
 use poorwill_fleet::keys;
@@ -173,7 +174,7 @@ fn follow(
             sleep(GATHER).await;
             let now = contents.borrow_and_update().clone();
             let view = reader.read(&fleet, &now);
-            let table = RouteTable::of(&fleet, &now, &view, &trust);
+            let table = RouteTable::of(&fleet, now.entries(), &view, &trust);
             // A store begins empty, and nodes enter it.
             let is_early = has_store && shown.revision == 0 && began.elapsed() < FIRST_READ_MAX;
             if is_early && table.models().all(|(_, copies)| copies.is_empty()) {
@@ -228,12 +229,6 @@ async fn serve_front(
         () = closing.cancelled() => {}
     }
     proxy::serve(listener, backend, closing, Timeouts::default()).await
-}
-
-/// By the clock on the wall.
-fn now_unix_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl RouterRunning {

@@ -6,7 +6,7 @@ use poorwill_fleet::etcd::Entry;
 use poorwill_fleet::keys::Key;
 use poorwill_fleet::name::{FleetName, ModelName, NodeName};
 use poorwill_fleet::policy::{NodeView, View};
-use poorwill_fleet::records::{Drain, Goal, Placement, Rate, Reading, Stage, read};
+use poorwill_fleet::records::{Drain, Goal, Rate, Reading, Stage, read};
 use serde::Serialize;
 
 /// A fleet, by the records of its nodes, its operators and its controller.
@@ -210,12 +210,12 @@ impl Records {
             return None;
         }
         let why = |node: &NodeName| {
-            let record = view.nodes.get(node).and_then(|of| of.models.get(model)).and_then(Option::as_ref);
+            let record = view.record(model.as_str(), node.as_str());
             let (copy, is_configured) = (self.copy(model, node), is_configured(node));
             NodeWhy {
                 text: sentence(&copy, view.nodes.contains_key(node), is_configured),
                 is_configured,
-                is_draining: self.is_draining(node),
+                is_draining: view.is_draining(node.as_str()),
                 rate: record.map(|record| record.rate).unwrap_or_default(),
                 need_bytes: record.and_then(|record| record.need_bytes.clone()),
                 copy,
@@ -248,25 +248,19 @@ impl Records {
             gpus: record.map(|record| record.gpus.len()).unwrap_or_default(),
             budget_bytes: budget.unwrap_or_default(),
             models: node.models.len(),
-            is_draining: self.is_draining(name),
+            is_draining: self.view.is_draining(name.as_str()),
         }
     }
 
-    fn is_draining(&self, node: &NodeName) -> bool {
-        let record = self.view.nodes.get(node).and_then(|of| of.record.as_ref());
-        self.view.drains.contains(node) || record.is_some_and(|record| record.is_draining)
-    }
-
     fn copy(&self, model: &ModelName, node: &NodeName) -> CopyStatus {
-        let record = self.view.nodes.get(node).and_then(|of| of.models.get(model)).and_then(Option::as_ref);
-        let placement: Option<&Placement> =
-            self.view.placements.get(model).and_then(|on| on.get(node)).and_then(Option::as_ref);
+        let record = self.view.record(model.as_str(), node.as_str());
+        let placement = self.view.placement(model.as_str(), node.as_str());
         let requests = record.map(|record| record.requests).unwrap_or_default();
         CopyStatus {
             model: model.to_string(),
             node: node.to_string(),
             stage: record.map(|record| record.stage),
-            goal: placement.map_or(Goal::None, |placement| placement.goal),
+            goal: self.view.goal(model.as_str(), node.as_str()),
             running: requests.running,
             queued: requests.queued,
             fence: placement.map(|placement| placement.fence),

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use poorwill_fleet::etcd::{Access, User};
-use poorwill_fleet::store::{Lock, StoreService, precedence};
+use poorwill_fleet::store::{Lock, StoreLimits, StoreService, precedence};
 use poorwill_front::file::{Secret, server_files};
 use poorwill_front::settings::SectionMistakes;
 use poorwill_net::tls::{ServerFiles, ServerTls};
@@ -88,7 +88,7 @@ pub(crate) fn serve(
     let tls = settings.tls.clone().map(ServerTls::new).transpose().map_err(io::Error::other)?;
     let (instance, token) = (precedence::random_id()?, precedence::random()?);
     let lock = settings.user.as_ref().map(|user| Lock::new(user, token));
-    let service = StoreService::new(instance, lock);
+    let service = StoreService::new(instance, lock, StoreLimits::default());
     let followed = service.clone();
     Ok(async move {
         tokio::select! {

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use poorwill_fleet::etcd::Entry;
 use poorwill_fleet::keys::Key;
-use poorwill_fleet::mirror::Contents;
 use poorwill_fleet::name::{FleetName, ModelName, NodeName};
 use poorwill_fleet::policy::View;
 use poorwill_fleet::records::{Goal, ModelRecord};
@@ -39,11 +39,16 @@ impl Copy {
 }
 
 impl RouteTable {
-    /// By what was read of the contents. What is not understood is left out: its node may serve it, but nothing says how.
-    pub(super) fn of(fleet: &FleetName, contents: &Contents, view: &View, trust: &Trust) -> Self {
+    /// By the fleet's entries, and what was read of them. What is not understood is left out: its node may serve it, but nothing says how.
+    pub(super) fn of(
+        fleet: &FleetName,
+        entries: &BTreeMap<String, Entry>,
+        view: &View,
+        trust: &Trust,
+    ) -> Self {
         let mut table = Self::default();
         for (node, of_node) in &view.nodes {
-            let entry = contents.entries().get(&Key::Node(node.clone()).in_fleet(fleet));
+            let entry = entries.get(&Key::Node(node.clone()).in_fleet(fleet));
             let (Some(record), Some(entry)) = (&of_node.record, entry) else { continue };
             let problem = trust.problem(fleet, node, record, entry.lease);
             table.problems.extend(problem.map(|why| format!("node `{node}`: {why}")));
@@ -54,10 +59,11 @@ impl RouteTable {
                 table.names.insert(model.to_string(), model.clone());
                 // So that the name is known.
                 let copies = table.copies.entry(model.clone()).or_default();
-                let placement = view.placements.get(model).and_then(|on| on.get(node));
-                let goal = placement.and_then(Option::as_ref).map_or(Goal::None, |placement| placement.goal);
                 let Some(of_model) = of_model else { continue };
-                if goal == Goal::None || record.front_url.is_empty() || problem.is_some() {
+                if view.goal(model.as_str(), node.as_str()) == Goal::None
+                    || record.front_url.is_empty()
+                    || problem.is_some()
+                {
                     continue;
                 }
                 copies.push(Copy {

@@ -3,10 +3,8 @@
 //! Promise: a router that has a key sends nothing to one who can write to etcd and has no key. The address may not be one
 //! that a node had before.
 
-use poorwill_fleet::etcd::Entry;
-use poorwill_fleet::keys::Key;
 use poorwill_fleet::name::{FleetName, NodeName};
-use poorwill_fleet::records::{NodeRecord, read};
+use poorwill_fleet::records::NodeRecord;
 use poorwill_front::settings;
 
 /// What a node has to show.
@@ -19,22 +17,6 @@ pub(super) struct Trust {
 }
 
 impl Trust {
-    /// Nodes that nothing is sent to, each with the reason.
-    pub(super) fn distrusted<'e>(
-        &self,
-        fleet: &FleetName,
-        entries: impl IntoIterator<Item = &'e Entry>,
-    ) -> Vec<String> {
-        let why = |entry: &Entry| {
-            let key @ Key::Node(_) = Key::parse(fleet, &entry.key).ok()? else { return None };
-            let reading = read::<NodeRecord>(&key, &entry.value).ok()?;
-            let Key::Node(node) = &key else { return None };
-            let why = self.problem(fleet, node, reading.known()?, entry.lease)?;
-            Some(format!("node `{node}`: {why}"))
-        };
-        entries.into_iter().filter_map(why).collect()
-    }
-
     /// Why nothing is sent there, if so.
     pub(super) fn problem(
         &self,

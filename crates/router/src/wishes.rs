@@ -152,8 +152,7 @@ fn known_node(records: &Records, name: &str) -> Result<NodeName, WishError> {
 
 fn known_model(records: &Records, name: &str) -> Result<ModelName, WishError> {
     let model: ModelName = name.parse().map_err(|problem| wrong("model", name, problem))?;
-    let known: std::collections::BTreeSet<&ModelName> =
-        records.view.nodes.values().flat_map(|node| node.models.keys()).collect();
+    let known = records.view.models();
     match known.contains(&model) || records.view.pins.contains_key(&model) {
         true => Ok(model),
         false => Err(unknown("model", name, known)),

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use granit_parser::{Event, Parser, ScalarStyle};
 use poorwill_rotate::config::{Config, Control};
 use poorwill_router::RouterConfig;
+use poorwill_testkit::certificates::Authority;
 use serde_json::{Map, Value, json};
 
 use crate::support::{Folder, run};
@@ -17,6 +18,8 @@ const ROUTER_ROUTES: &str = include_str!("../../../router/src/operators/routes.r
 const ROUTER_METRICS: &str = include_str!("../../../router/src/operators/metrics.rs");
 const NODE_METRICS: &str = include_str!("../../../../docs/reference/metrics.md");
 const KEYS: &str = "/etc/poorwill-keys";
+/// The CA of etcd's certificate, among them.
+const CA: &str = "etcd-ca.pem";
 /// How long a service lets requests finish at its end.
 const DRAIN_S: u64 = 60;
 
@@ -277,7 +280,15 @@ fn assert_control(workload: &Value, control: &Control) {
 
 #[test]
 fn configurations_are_accepted_and_are_of_one_fleet() {
-    let (workload, text) = configured("poorwill-node", "node.toml");
+    let folder = Folder::new();
+    let ca = Authority::new(folder.path(), "ca").ca;
+    // Its file is read with the configuration.
+    let with_ca = |(workload, text): (Value, String)| {
+        let named = format!("etcd_ca = \"{KEYS}/{CA}\"");
+        assert!(text.contains(&named), "{text}");
+        (workload, text.replace(&named, &format!("etcd_ca = {ca:?}")))
+    };
+    let (workload, text) = with_ca(configured("poorwill-node", "node.toml"));
     let node = Config::parse(&text, &secret(&workload)).unwrap();
     assert_eq!(u64::from(node.front.listen.port()), port(&workload, "front"));
     assert!(!node.front.keys.is_empty());
@@ -290,9 +301,9 @@ fn configurations_are_accepted_and_are_of_one_fleet() {
     let state = mounts.iter().find(|mount| mount["name"] == "state").unwrap();
     assert_eq!(node.state.as_deref(), Some(Path::new(state["mountPath"].as_str().unwrap())));
 
-    let (_, text) = configured("poorwill-node", "fleet.toml");
+    let (_, text) = with_ca(configured("poorwill-node", "fleet.toml"));
     let commands = RouterConfig::parse(&text, &secret(&workload)).unwrap();
-    let (workload, text) = configured("poorwill-router", "router.toml");
+    let (workload, text) = with_ca(configured("poorwill-router", "router.toml"));
     let router = RouterConfig::parse(&text, &secret(&workload)).unwrap();
     assert_eq!(u64::from(router.front.listen.port()), port(&workload, "front"));
     assert!(!router.front.keys.is_empty() && router.node_key.is_some());
@@ -300,6 +311,7 @@ fn configurations_are_accepted_and_are_of_one_fleet() {
     for one in [&commands, &router] {
         assert_eq!((&one.fleet, &one.etcd), (&fleet.name, &fleet.etcd));
     }
+    assert!(fleet.etcd.endpoints().iter().all(|url| url.starts_with("https://")), "{:?}", fleet.etcd);
 }
 
 #[test]
@@ -365,6 +377,7 @@ fn an_endpoint_picker_reads_metrics_that_exist() {
 fn the_page_says_that_no_cluster_has_run_them() {
     let page = fs::read_to_string(folder().join("README.md")).unwrap();
     assert!(page.contains("No cluster has run them."), "{page}");
+    assert!(page.contains(&format!("--from-file={CA} ")), "{page}");
     for file in ["namespace.yaml", "nodes.yaml", "routers.yaml", "endpoint-picker.yaml"] {
         assert!(page.contains(file), "{file}");
     }

@@ -98,24 +98,27 @@ impl Members {
 
     /// For a call that must not overtake a later one: only one member is asked at a time.
     pub(super) async fn ask_in_turn<T: DeserializeOwned>(&self, call: &Call) -> Result<T, EtcdError> {
-        let mut turns = Turns::of(self, call.path());
-        while let Some((turn, endpoint)) = turns.next() {
-            let answered = timeout(self.limits.call, self.http.answer(endpoint, call)).await;
-            let answered = answered.unwrap_or_else(|_| Err(turns.silence(turn)));
-            if let Some(done) = turns.judged(turn, answered) {
-                return done;
-            }
-        }
-        Err(turns.into_error())
+        self.ask_each(call.path(), |endpoint| self.http.answer(endpoint, call)).await
     }
 
     /// A stream, of the first member that opens it.
     pub(super) async fn stream(&self, call: &Call) -> Result<Lines, EtcdError> {
-        let mut turns = Turns::of(self, call.path());
+        self.ask_each(call.path(), |endpoint| self.http.lines(endpoint, call)).await
+    }
+
+    async fn ask_each<'a, T, A>(
+        &'a self,
+        path: &'static str,
+        ask: impl Fn(&'a str) -> A + Send,
+    ) -> Result<T, EtcdError>
+    where
+        A: Future<Output = Result<T, EtcdError>> + Send,
+    {
+        let mut turns = Turns::of(self, path);
         while let Some((turn, endpoint)) = turns.next() {
-            let opened = timeout(self.limits.call, self.http.lines(endpoint, call)).await;
-            let opened = opened.unwrap_or_else(|_| Err(turns.silence(turn)));
-            if let Some(done) = turns.judged(turn, opened) {
+            let answered = timeout(self.limits.call, ask(endpoint)).await;
+            let answered = answered.unwrap_or_else(|_| Err(turns.silence(turn)));
+            if let Some(done) = turns.judged(turn, answered) {
                 return done;
             }
         }

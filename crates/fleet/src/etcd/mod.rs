@@ -26,7 +26,7 @@ mod tokens;
 mod user;
 mod version;
 mod watch;
-mod wire;
+pub(crate) mod wire;
 
 pub use self::access::Access;
 pub use self::client::Etcd;

@@ -27,15 +27,11 @@ impl User {
             (None, Some(_)) => return Err("etcd_password needs etcd_user; name the user".to_owned()),
             (Some(name), Some(source)) => (name, source),
         };
-        let password = secret(&source).map_err(|why| format!("etcd_password: {why}"))?;
-        // Editors end a file with a line.
-        let password = password.trim_end_matches(['\r', '\n']);
-        for (what, text) in [("etcd_user", &*name), ("etcd_password", password)] {
-            if text.is_empty() {
-                return Err(format!("{what} is empty; etcd has no such user"));
-            }
+        if name.is_empty() {
+            return Err("etcd_user is empty; etcd has no such user".to_owned());
         }
-        Ok(Some(Self { password: password.to_owned(), name }))
+        let user = secret(&source).and_then(|password| Self::new(&name, &password));
+        user.map(Some).map_err(|why| format!("etcd_password: {why}"))
     }
 
     /// A user with this password.
@@ -82,7 +78,7 @@ fn a_user_has_a_name_and_a_password_that_is_not_shown() {
         (some("poor"), None, "etcd_user needs etcd_password"),
         (None, some("file:pw"), "etcd_password needs etcd_user"),
         (some("poor"), some("env:PW"), "etcd_password: it is not set"),
-        (some("poor"), some("file:empty"), "etcd_password is empty"),
+        (some("poor"), some("file:empty"), "etcd_password: it is empty"),
         (some(""), some("file:pw"), "etcd_user is empty"),
     ] {
         let error = User::configured(name, password, &secret).unwrap_err();

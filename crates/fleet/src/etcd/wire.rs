@@ -1,4 +1,5 @@
-//! JSON of the gateway: bytes are base64, and numbers of 64 bits are text. What is zero or empty is left out.
+//! JSON of the gateway, for its client and for a store: bytes are base64, and numbers of 64 bits are text. What is zero or
+//! empty is left out.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -8,7 +9,7 @@ use serde_json::Value;
 
 use super::entry::Entry;
 
-pub(super) fn encoded(bytes: &[u8]) -> Value {
+pub(crate) fn encoded(bytes: &[u8]) -> Value {
     STANDARD.encode(bytes).into()
 }
 
@@ -25,17 +26,21 @@ pub(super) fn end_of(prefix: &[u8]) -> Vec<u8> {
     vec![0]
 }
 
-fn decoded<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
+pub(crate) fn decoded<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
     let text = String::deserialize(deserializer)?;
     STANDARD.decode(text).map(Bytes::from).map_err(serde::de::Error::custom)
 }
 
-pub(super) fn number<'de, D, N>(deserializer: D) -> Result<N, D::Error>
+/// The gateway takes bare numbers as well.
+pub(crate) fn number<'de, D, N>(deserializer: D) -> Result<N, D::Error>
 where
     D: Deserializer<'de>,
     N: std::str::FromStr<Err: std::fmt::Display>,
 {
-    let text = String::deserialize(deserializer)?;
+    let text = match Value::deserialize(deserializer)? {
+        Value::String(text) => text,
+        other => other.to_string(),
+    };
     text.parse().map_err(|error| serde::de::Error::custom(format!("`{text}`: {error}")))
 }
 

@@ -92,7 +92,8 @@ impl<'v> Table<'v> {
                     is_frozen: record.is_none() || seen.record.is_none(),
                     is_leaving: of_node.is_draining || is_out,
                     has_gpus: record.filter(is_there).is_some(),
-                    wake_ms: record.map_or(0, |record| wake_ms(record, rules)),
+                    wake_ms: record
+                        .map_or(0, |record| record.costs.ready_ms(record.stage, rules.usual_costs)),
                     worth: 0,
                 });
             }
@@ -176,7 +177,7 @@ fn nodes(view: &View) -> Vec<NodeRow<'_>> {
             domain: *domains.entry(domain).or_insert(next),
             budgets: record.iter().flat_map(|record| &record.gpus).map(|gpu| gpu.budget_bytes).collect(),
             host_free_bytes: record.map_or(0, |record| record.host_free_bytes),
-            is_draining: record.is_some_and(|record| record.is_draining) || view.drains.contains(name),
+            is_draining: view.is_draining(name.as_str()),
             pairs: Vec::new(),
         }
     });
@@ -231,21 +232,4 @@ fn models(view: &View) -> Vec<&ModelName> {
     let mut names: Vec<&ModelName> = numbers.into_keys().collect();
     names.sort_unstable();
     names
-}
-
-/// Until it takes requests, as measured.
-fn wake_ms(record: &ModelRecord, rules: &Rules) -> u64 {
-    let (costs, usual) = (record.costs, rules.usual_costs);
-    let one = |measured: Option<u64>, usual: Option<u64>| measured.or(usual).unwrap_or(0);
-    let wake = one(costs.wake_ms, usual.wake_ms);
-    match record.stage {
-        Stage::Awake => 0,
-        Stage::Waking | Stage::Asleep => wake,
-        Stage::Sleeping => one(costs.sleep_ms, usual.sleep_ms).saturating_add(wake),
-        Stage::Hibernating => one(costs.resume_ms, usual.resume_ms),
-        Stage::OnDisk => one(costs.reload_ms, usual.reload_ms),
-        Stage::Stopped | Stage::Starting | Stage::Failed | Stage::Unknown => {
-            one(costs.start_ms, usual.start_ms)
-        }
-    }
 }

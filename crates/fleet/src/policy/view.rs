@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::keys::{Key, KeyError};
 use crate::name::{FleetName, ModelName, NodeName};
-use crate::records::{Drain, ModelRecord, NodeRecord, Pin, Placement, Reading, Record, RecordError, read};
+use crate::records::{
+    Drain, Goal, ModelRecord, NodeRecord, Pin, Placement, Reading, Record, RecordError, read,
+};
 
 /// All that the policy decides upon.
 ///
@@ -38,6 +40,37 @@ impl View {
     pub fn missing_nodes(&self) -> BTreeSet<NodeName> {
         let placed = self.placements.values().flat_map(BTreeMap::keys);
         placed.filter(|node| !self.nodes.contains_key(*node)).cloned().collect()
+    }
+
+    /// All models that nodes have configured.
+    #[must_use]
+    pub fn models(&self) -> BTreeSet<&ModelName> {
+        self.nodes.values().flat_map(|node| node.models.keys()).collect()
+    }
+
+    /// What a node says of a model, if that is understood.
+    #[must_use]
+    pub fn record(&self, model: &str, node: &str) -> Option<&ModelRecord> {
+        self.nodes.get(node)?.models.get(model)?.as_ref()
+    }
+
+    /// What a controller wants of a model on a node, if that is understood.
+    #[must_use]
+    pub fn placement(&self, model: &str, node: &str) -> Option<&Placement> {
+        self.placements.get(model)?.get(node)?.as_ref()
+    }
+
+    /// The same, where what is not placed or not understood is to be as little as can be.
+    #[must_use]
+    pub fn goal(&self, model: &str, node: &str) -> Goal {
+        self.placement(model, node).map_or(Goal::None, |placement| placement.goal)
+    }
+
+    /// Whether a node says so, or an operator wants it.
+    #[must_use]
+    pub fn is_draining(&self, node: &str) -> bool {
+        let record = self.nodes.get(node).and_then(|of| of.record.as_ref());
+        self.drains.contains(node) || record.is_some_and(|record| record.is_draining)
     }
 }
 
@@ -94,35 +127,36 @@ impl View {
         let (mut view, mut errors) = (Self::default(), Vec::new());
         for (key, json) in entries {
             match Key::parse(fleet, key) {
-                Ok(Key::Node(node)) => {
-                    let record = known(&Key::Node(node.clone()), json, &mut errors);
-                    view.nodes.entry(node).or_default().record = record;
-                }
-                Ok(Key::Model { node, model }) => {
-                    let key = Key::Model { node: node.clone(), model: model.clone() };
-                    let record = known(&key, json, &mut errors);
-                    view.nodes.entry(node).or_default().models.insert(model, record);
-                }
-                Ok(Key::Placement { model, node }) => {
-                    let key = Key::Placement { model: model.clone(), node: node.clone() };
-                    let placement = known(&key, json, &mut errors);
-                    view.placements.entry(model).or_default().insert(node, placement);
-                }
-                Ok(Key::Drain(node)) => {
-                    // A wish to drain is heeded even if its text is not understood.
-                    let _: Option<Drain> = known(&Key::Drain(node.clone()), json, &mut errors);
-                    view.drains.insert(node);
-                }
-                Ok(Key::Pin(model)) => {
-                    if let Some(pin) = known(&Key::Pin(model.clone()), json, &mut errors) {
-                        view.pins.insert(model, pin);
-                    }
-                }
-                Ok(Key::Election) => {}
+                Ok(key) => add(&mut view, &key, json, &mut errors),
                 Err(error) => errors.push(error.into()),
             }
         }
         (view, errors)
+    }
+}
+
+fn add(view: &mut View, key: &Key, json: &[u8], errors: &mut Vec<ViewError>) {
+    match key {
+        Key::Node(node) => {
+            view.nodes.entry(node.clone()).or_default().record = known(key, json, errors);
+        }
+        Key::Model { node, model } => {
+            let record = known(key, json, errors);
+            view.nodes.entry(node.clone()).or_default().models.insert(model.clone(), record);
+        }
+        Key::Placement { model, node } => {
+            let placement = known(key, json, errors);
+            view.placements.entry(model.clone()).or_default().insert(node.clone(), placement);
+        }
+        Key::Drain(node) => {
+            // A wish to drain is heeded even if its text is not understood.
+            let _: Option<Drain> = known(key, json, errors);
+            view.drains.insert(node.clone());
+        }
+        Key::Pin(model) => {
+            view.pins.extend(known(key, json, errors).map(|pin| (model.clone(), pin)));
+        }
+        Key::Election => {}
     }
 }
 

@@ -191,6 +191,25 @@ pub struct Costs {
     pub start_ms: Option<u64>,
 }
 
+impl Costs {
+    /// Until a model in this stage takes requests: as measured, or else as usual.
+    #[must_use]
+    pub fn ready_ms(self, stage: Stage, usual: Self) -> u64 {
+        let one = |measured: Option<u64>, usual: Option<u64>| measured.or(usual).unwrap_or_default();
+        let wake_ms = one(self.wake_ms, usual.wake_ms);
+        match stage {
+            Stage::Awake => 0,
+            Stage::Waking | Stage::Asleep => wake_ms,
+            Stage::Sleeping => one(self.sleep_ms, usual.sleep_ms).saturating_add(wake_ms),
+            Stage::Hibernating => one(self.resume_ms, usual.resume_ms),
+            Stage::OnDisk => one(self.reload_ms, usual.reload_ms),
+            Stage::Stopped | Stage::Starting | Stage::Failed | Stage::Unknown => {
+                one(self.start_ms, usual.start_ms)
+            }
+        }
+    }
+}
+
 /// Requests per second, decayed by its node. JSON has it as a number.
 ///
 /// ```

@@ -1,35 +1,16 @@
 //! Calls of etcd's API, as the gateway takes them: bytes are base64, and numbers are text or not.
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use serde::de::{DeserializeOwned, Error as _};
-use serde::{Deserialize, Deserializer};
-use serde_json::Value;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use super::refusal::Refusal;
+use crate::etcd::wire::{decoded, number};
 
 /// An empty body is a call without fields.
 pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
     let body = if body.trim_ascii().is_empty() { b"{}" } else { body };
     serde_json::from_slice(body).map_err(|error| Refusal::unreadable(&error))
-}
-
-fn decoded<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    STANDARD.decode(text).map(Bytes::from).map_err(D::Error::custom)
-}
-
-fn number<'de, D, N>(deserializer: D) -> Result<N, D::Error>
-where
-    D: Deserializer<'de>,
-    N: std::str::FromStr<Err: std::fmt::Display>,
-{
-    let text = match Value::deserialize(deserializer)? {
-        Value::String(text) => text,
-        other => other.to_string(),
-    };
-    text.parse().map_err(|error| D::Error::custom(format!("`{text}`: {error}")))
 }
 
 /// One key, or all from a key to another one.

@@ -1,14 +1,13 @@
 //! The calls with one answer, as etcd's gateway writes it: numbers of 64 bits are text, and what is zero or empty is left
 //! out.
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::calls::{CompactCall, LeaseCall, RangeCall, TxnCall, parse};
 use super::refusal::Refusal;
 use super::state::{Done, Found, PastChange, Store, StoredValue};
+use crate::etcd::wire::encoded;
 
 /// Which call a path is.
 type Answering = fn(&mut Store, &[u8]) -> Result<Value, Refusal>;
@@ -115,10 +114,6 @@ fn entry_json(key: &Bytes, value: &StoredValue) -> Value {
 
 pub(super) fn number(number: impl ToString + Copy) -> Value {
     number.to_string().into()
-}
-
-fn encoded(bytes: &[u8]) -> Value {
-    STANDARD.encode(bytes).into()
 }
 
 /// Without what is zero or empty. No text in base64 is a zero.

@@ -10,7 +10,8 @@
 //!   revision. A watch tells every change from its first revision on, in order, or that it ends.
 //! - A lease ends no earlier than it was granted for behind its last renewal. Time in which the process stood still does
 //!   not count, since nothing could be renewed in it.
-//! - What it does not know of etcd's API it refuses. Keys, bytes, leases, watches and what is kept of the past are limited.
+//! - What it does not know of etcd's API it refuses. So it does with what is beyond its [limits](StoreLimits), as a whole. What
+//!   it has can be written again, as long as it grows no larger. There is room again for what is removed.
 //! - Without an `Authorization` that it gave for its password, it answers nothing but `/health`. It answers no browser.
 //!
 //! Several routers may have one each, and all of the fleet name them in the same order. The first one that can be reached
@@ -23,6 +24,7 @@
 
 mod calls;
 mod gateway;
+mod limits;
 mod lock;
 pub mod precedence;
 mod refusal;
@@ -30,5 +32,6 @@ mod serve;
 mod state;
 mod watches;
 
+pub use self::limits::StoreLimits;
 pub use self::lock::Lock;
 pub use self::serve::StoreService;

@@ -20,8 +20,6 @@ pub(super) const TWICE: Refusal = etcds(3, "etcdserver: duplicate key given in t
 pub(super) const TOO_MANY: Refusal = etcds(3, "etcdserver: too many operations in txn request");
 pub(super) const TOO_LARGE: Refusal = etcds(3, "etcdserver: request is too large");
 pub(super) const NO_LEASE: Refusal = etcds(5, "etcdserver: requested lease not found");
-pub(super) const NO_SPACE: Refusal = etcds(8, "etcdserver: mvcc: database space exceeded");
-pub(super) const BUSY: Refusal = etcds(8, "etcdserver: too many requests");
 pub(super) const LEASE_EXISTS: Refusal = etcds(9, "etcdserver: lease already exists");
 pub(super) const NO_USERS: Refusal = etcds(9, "etcdserver: authentication is not enabled");
 pub(super) const LONG_LEASE: Refusal = etcds(11, "etcdserver: too large lease TTL");
@@ -36,6 +34,24 @@ impl Refusal {
     /// A call that cannot be read.
     pub(super) fn unreadable(error: &serde_json::Error) -> Self {
         Self { code: 3, message: format!("{error}; this store has a part of etcd's API only").into() }
+    }
+
+    /// There is no room for more of what a store keeps.
+    pub(super) fn full(most: usize, what: &str) -> Self {
+        let words = "etcdserver: mvcc: database space exceeded";
+        Self {
+            code: 8,
+            message: format!("{words}: this store keeps {most} {what} at most; remove some").into(),
+        }
+    }
+
+    /// There is no room for another watch.
+    pub(super) fn busy(most: usize) -> Self {
+        let words = "etcdserver: too many requests";
+        Self {
+            code: 8,
+            message: format!("{words}: this store serves {most} watches at most; end some").into(),
+        }
     }
 
     /// Another store is asked instead.

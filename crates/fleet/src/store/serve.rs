@@ -24,8 +24,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::calls::{PasswordCall, WatchCall, parse};
 use super::gateway::{answering, number};
+use super::limits::StoreLimits;
 use super::lock::Lock;
-use super::refusal::{BUSY, NO_USERS, Refusal, TOO_LARGE};
+use super::refusal::{NO_USERS, Refusal, TOO_LARGE};
 use super::state::Store;
 use super::watches::{WatchBody, WatchState};
 use crate::clock::Moment;
@@ -44,7 +45,6 @@ const REQUEST_MAX: Duration = Duration::from_secs(10);
 /// For the next head: longer than a client keeps a connection that it does not use.
 const HEAD_MAX: Duration = Duration::from_secs(60);
 const CONNECTIONS_MAX: usize = 16_384;
-const WATCHES_MAX: usize = 8192;
 /// How often leases are looked at while nothing is called.
 const TICK: Duration = Duration::from_millis(200);
 /// Most time that passes for leases between two looks. In what is longer, this process stood still.
@@ -60,6 +60,7 @@ pub struct StoreService(Arc<Shared>);
 struct Shared {
     instance: u64,
     lock: Option<Lock>,
+    limits: StoreLimits,
     duty: Mutex<Duty>,
     /// The cluster and the revision that watches have to look at.
     version: watch::Sender<(u64, u64)>,
@@ -88,10 +89,10 @@ fn keep_alive(stream: &TcpStream) -> rustix::io::Result<()> {
 impl StoreService {
     /// One that waits. The instance tells it from others, and has to be random.
     #[must_use]
-    pub fn new(instance: u64, lock: Option<Lock>) -> Self {
+    pub fn new(instance: u64, lock: Option<Lock>, limits: StoreLimits) -> Self {
         let duty = Mutex::new(Duty::Waits("this store does not know yet which one counts".to_owned()));
-        let (version, watches) = (watch::Sender::default(), Arc::new(Semaphore::new(WATCHES_MAX)));
-        Self(Arc::new(Shared { instance, lock, duty, version, watches }))
+        let (version, watches) = (watch::Sender::default(), Arc::new(Semaphore::new(limits.watches)));
+        Self(Arc::new(Shared { instance, lock, limits, duty, version, watches }))
     }
 
     pub(super) fn instance(&self) -> u64 {
@@ -102,7 +103,8 @@ impl StoreService {
     pub fn keep(&self, cluster: u64) {
         let mut duty = self.duty();
         if matches!(*duty, Duty::Waits(_)) {
-            *duty = Duty::Keeps { store: Box::new(Store::new(cluster)), seen_at: Moment::now() };
+            *duty =
+                Duty::Keeps { store: Box::new(Store::new(cluster, self.0.limits)), seen_at: Moment::now() };
             self.0.version.send_replace((cluster, 1));
             tracing::info!(cluster = format!("{cluster:x}"), "this store keeps the fleet's records");
         }
@@ -186,16 +188,20 @@ impl StoreService {
         if is_of_browser(&parts.headers) {
             return plain(StatusCode::FORBIDDEN, "this store answers no browser");
         }
-        // Before anything of the body is kept.
-        if let Err(refusal) = self.check(path, &parts.headers) {
-            return refused(&refusal);
-        }
-        let most = if path == AUTHENTICATE { PASSWORD_MAX_BYTES } else { BODY_MAX_BYTES };
-        let body = timeout(REQUEST_MAX, Limited::new(body, most).collect()).await;
-        let body = match body {
-            Ok(Ok(body)) => body.to_bytes(),
-            Ok(Err(_)) => return refused(&TOO_LARGE),
+        let checked = self.check(path, &parts.headers);
+        let most = match path {
+            // Nothing of the body is kept.
+            _ if checked.is_err() => 0,
+            AUTHENTICATE => PASSWORD_MAX_BYTES,
+            _ => BODY_MAX_BYTES,
+        };
+        let body = match timeout(REQUEST_MAX, read_body(body, most)).await {
+            Ok(body) => checked.and(body),
             Err(_) => return plain(StatusCode::REQUEST_TIMEOUT, "the body did not come in time"),
+        };
+        let body = match body {
+            Ok(body) => body,
+            Err(refusal) => return refused(&refusal),
         };
         let answered = match path {
             AUTHENTICATE => self.authenticate(&body),
@@ -235,7 +241,8 @@ impl StoreService {
 
     fn watch(&self, body: &[u8], shutdown: CancellationToken) -> Result<StoreAnswer, Refusal> {
         let WatchCall { create_request } = parse(body)?;
-        let place = Arc::clone(&self.0.watches).try_acquire_owned().map_err(|_| BUSY)?;
+        let place = Arc::clone(&self.0.watches).try_acquire_owned();
+        let place = place.map_err(|_| Refusal::busy(self.0.limits.watches))?;
         let (mut state, created) = self.with_store(|store| Ok(WatchState::begin(store, create_request)))?;
         let (sender, lines) = mpsc::channel(1);
         let (shared, mut version) = (self.clone(), self.0.version.subscribe());
@@ -286,6 +293,21 @@ impl StoreService {
     fn duty(&self) -> MutexGuard<'_, Duty> {
         self.0.duty.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Of what is too large, as much again is read, and not kept. Else the connection would break, and the next call on it.
+async fn read_body(mut body: Incoming, most: usize) -> Result<Bytes, Refusal> {
+    if let Ok(whole) = Limited::new(&mut body, most).collect().await {
+        return Ok(whole.to_bytes());
+    }
+    let mut left = BODY_MAX_BYTES;
+    while let Some(Ok(frame)) = body.frame().await {
+        left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
+        if left == 0 {
+            break;
+        }
+    }
+    Err(TOO_LARGE)
 }
 
 /// No client of a fleet says where its page is from.

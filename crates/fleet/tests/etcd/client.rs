@@ -1,18 +1,16 @@
-//! The client: pages, transactions, watches, and what goes wrong.
+//! The client: pages, transactions, watches, and what is refused.
 
 use std::collections::BTreeSet;
-use std::io::{Read as _, Write as _};
-use std::net::TcpListener;
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use poorwill_fleet::etcd::{Etcd, EtcdError, Event, Limits, Txn, Version, Watched};
+use poorwill_fleet::etcd::{Event, Txn, Version, Watched};
 use serde_json::json;
 use tokio::time::timeout;
 
 use super::Servers;
-use super::support::{LONG_TTL, changes, compact, delete, eventually, hasty, post, put, revoke, steady};
+use super::support::{LONG_TTL, changes, compact, delete, eventually, names, post, put, revoke, steady};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prefix_is_read_in_pages_at_one_revision() {
@@ -97,7 +95,7 @@ async fn a_transaction_writes_all_or_nothing() {
         let [found] = &answer.found[..] else { panic!("{answer:?}") };
         assert_eq!((found.key.as_str(), &*found.value), ("/t/two", &b"2"[..]));
         assert_eq!((found.create_revision, found.mod_revision), (two.revision, two.revision));
-        assert_eq!(found.lease, super::support::number(lease));
+        assert_eq!(found.lease, lease.as_i64());
     }
     assert_eq!(etcd.read("/t/").await.unwrap().0.len(), 2);
 
@@ -107,8 +105,7 @@ async fn a_transaction_writes_all_or_nothing() {
     let answer = etcd.commit(&right).await.unwrap();
     assert!(answer.has_succeeded && answer.found.is_empty());
     assert_eq!(answer.revision, two.revision + 1);
-    let names: Vec<String> = etcd.read("/t/").await.unwrap().0.into_iter().map(|entry| entry.key).collect();
-    assert_eq!(names, ["/t/three", "/t/two"]);
+    assert_eq!(names(&etcd, "/t/").await, ["/t/three", "/t/two"]);
 
     // What is under a lease goes with it, at once. Twice is no error.
     etcd.revoke(lease).await.unwrap();
@@ -186,72 +183,6 @@ async fn a_watch_tells_every_change_in_order() {
     assert_eq!(changes(&mut watch).await.len(), 1);
 }
 
-/// An HTTP server that answers everything so.
-fn server(answer: &'static str) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    std::thread::spawn(move || {
-        for mut stream in listener.incoming().map_while(Result::ok) {
-            // What is left unread would break the connection. A call's body ends so.
-            let (mut asked, mut part) = (Vec::new(), [0; 4096]);
-            while !asked.ends_with(b"}") {
-                match stream.read(&mut part) {
-                    Ok(read) if read > 0 => asked.extend_from_slice(&part[..read]),
-                    _ => break,
-                }
-            }
-            let _ = stream.write_all(answer.as_bytes());
-        }
-    });
-    url
-}
-
-async fn fails(url: &str) -> EtcdError {
-    let limits = Limits { connect: LONG_TTL, call: LONG_TTL, hedge: LONG_TTL };
-    Etcd::new(&[url.to_owned()], limits).unwrap().read("/a").await.unwrap_err()
-}
-
-#[tokio::test]
-async fn what_is_no_etcd_is_refused_in_words() {
-    let gone = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", gone.local_addr().unwrap());
-    drop(gone);
-    let error = fails(&url).await;
-    assert!(error.is_unreachable());
-    let error = error.to_string();
-    assert!(error.starts_with("no etcd answers /v3/kv/range: "), "{error}");
-    assert!(error.contains(&url) && error.contains("refused") && error.contains("see that one"), "{error}");
-
-    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}/", silent.local_addr().unwrap());
-    let limits = Limits { call: Duration::from_millis(50), ..Limits::default() };
-    let error = Etcd::new(&[url], limits).unwrap().read("/a").await.unwrap_err();
-    assert!(error.is_unreachable() && error.to_string().contains("is silent for 50ms"), "{error}");
-
-    for (answer, part) in [
-        ("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "`hello`"),
-        ("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", "``"),
-        ("HTTP/1.1 404 Not Found\r\nContent-Length: 18\r\n\r\n404 page not found", "status 404 Not Found"),
-        ("HTTP/1.1 302 Found\r\nLocation: /login\r\nContent-Length: 0\r\n\r\n", "status 302 Found"),
-        ("HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{\"kvs\":[{}, 1]}", "{\"kvs\":[{}, 1]}"),
-    ] {
-        let error = fails(&server(answer)).await;
-        assert!(matches!(error, EtcdError::Answer { .. }), "{answer}: {error:?}");
-        let error = error.to_string();
-        assert!(error.contains(part) && error.contains("it has to be etcd 3.4 or newer"), "{error}");
-    }
-    // So does an etcd with users refuse a client's certificate.
-    let answer = "HTTP/1.1 400 Bad Request\r\nContent-Length: 95\r\n\r\nCommonName of client sending a request against \
-                  gateway will be ignored and not used as expected";
-    let error = fails(&server(answer)).await;
-    assert!(matches!(error, EtcdError::CommonName { .. }), "{error:?}");
-    assert!(error.to_string().contains("no client certificate with a common name"), "{error}");
-    let error = fails(&server("SSH-2.0-OpenSSH_9.2\r\n")).await.to_string();
-    assert!(error.contains("http://127.0.0.1:"), "{error}");
-    let error = fails(&server("HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{\"kvs\"")).await;
-    assert!(error.is_unreachable(), "{error}");
-}
-
 #[tokio::test]
 async fn what_etcd_refuses_is_reported_in_its_words() {
     let Some(servers) = Servers::one() else { return };
@@ -260,50 +191,7 @@ async fn what_etcd_refuses_is_reported_in_its_words() {
     assert_eq!(error.to_string(), "etcd refuses /v3/kv/txn: etcdserver: key is not provided (code 3)");
     assert!(!error.is_unreachable() && !error.is_lease_gone());
     let lease = etcd.grant(LONG_TTL).await.unwrap();
-    revoke(&servers, super::support::number(lease));
+    revoke(&servers, lease.as_i64());
     let error = etcd.stand("/e", lease, "a test").await.unwrap_err();
     assert!(error.is_lease_gone(), "{error}");
-}
-
-#[test]
-fn endpoints_that_cannot_be_used_are_refused_in_words() {
-    let new = |urls: &[&str]| {
-        let urls: Vec<String> = urls.iter().map(|url| (*url).to_owned()).collect();
-        Etcd::new(&urls, Limits::default()).unwrap_err().to_string()
-    };
-    assert!(new(&[]).contains("name at least one member, such as http://127.0.0.1:2379"));
-    let error = new(&["http://127.0.0.1:2379", "https://10.0.0.1:2379"]);
-    assert!(error.contains("`https://10.0.0.1:2379`: it is https://, so name the CA"), "{error}");
-    for odd in ["10.0.0.1:2379", "http://10.0.0.1:2379/v3", "ftp://10.0.0.1", "", "http://", "/"] {
-        let error = new(&[odd]);
-        assert!(error.starts_with(&format!("etcd's endpoint `{odd}`: ")), "{error}");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_member_is_asked_where_one_is_gone_or_holds_still() {
-    let Some(mut servers) = Servers::three() else { return };
-    let etcd = hasty(&servers.urls());
-    put(&steady(&servers.urls()), "/a", "at first", None).await;
-    let leader = servers.leader();
-    // The one that answers now, and the leader, whichever that is.
-    for member in [0, leader] {
-        servers.kill(member);
-        eventually("it is written", async || {
-            etcd.commit(&Txn::new().put("/a", "killed", None)).await.is_ok()
-        })
-        .await;
-        servers.restart(member);
-        servers.hold(member);
-        eventually("it is written", async || etcd.commit(&Txn::new().put("/a", "held", None)).await.is_ok())
-            .await;
-        servers.go_on(member);
-        let _ = servers.leader();
-    }
-    // Each of them alone is not enough.
-    servers.hold(1);
-    servers.hold(2);
-    let error = etcd.commit(&Txn::new().put("/a", "alone", None)).await.unwrap_err();
-    let error = error.to_string();
-    assert!(servers.urls().iter().all(|url| error.contains(url)), "{error}");
 }

@@ -1,16 +1,17 @@
 //! A fleet without machines: records that a test writes, and what the policy makes of them.
 
 use std::collections::BTreeMap;
-use std::time::{SystemTime, UNIX_EPOCH};
 
+use poorwill_fleet::clock::now_unix_ms;
 use poorwill_fleet::controller::{Controller, Settings, Status};
-use poorwill_fleet::etcd::{Etcd, LeaseId, Txn};
+use poorwill_fleet::etcd::{Etcd, LeaseId};
 use poorwill_fleet::keys::{self, Key};
 use poorwill_fleet::name::FleetName;
 use poorwill_fleet::policy::{Plan, Rules, Time, View, decide};
-use poorwill_fleet::records::{Goal, GpuRecord, ModelRecord, NodeRecord, Pin, Stage, write};
+use poorwill_fleet::records::{Goal, GpuRecord, ModelRecord, NodeRecord, Pin, Record, Stage, write};
 
-use super::support::{LONG_TTL, TTL, eventually, until};
+use super::Servers;
+use super::support::{LONG_TTL, TTL, eventually, put, steady, until};
 
 const GIB: u64 = 1 << 30;
 
@@ -25,6 +26,13 @@ pub(crate) struct Fleet {
 pub(crate) type Placed = BTreeMap<(String, String), Goal>;
 
 impl Fleet {
+    /// In an etcd or a store of its own.
+    pub(crate) fn one() -> Option<(Servers, Self)> {
+        let servers = Servers::one()?;
+        let fleet = Self::new(steady(&servers.urls()));
+        Some((servers, fleet))
+    }
+
     pub(crate) fn new(etcd: Etcd) -> Self {
         Self { etcd, name: "prod".parse().unwrap() }
     }
@@ -38,9 +46,7 @@ impl Fleet {
         let lease = self.etcd.grant(LONG_TTL).await.unwrap();
         let gpu = GpuRecord { total_bytes: 80 * GIB, budget_bytes: 80 * GIB };
         let node = NodeRecord { gpus: vec![gpu; 8], host_free_bytes: 900 * GIB, ..NodeRecord::new("a") };
-        let key = Key::Node(name.parse().unwrap());
-        let txn = Txn::new().put(&self.key(&key), &write(&key, &node).unwrap(), Some(lease));
-        self.etcd.commit(&txn).await.unwrap();
+        self.put(&Key::Node(name.parse().unwrap()), &node, Some(lease)).await;
         for (at, model) in models.iter().enumerate() {
             self.model(name, model, at % 8, lease).await;
         }
@@ -51,14 +57,15 @@ impl Fleet {
         let record =
             ModelRecord { need_bytes: Some(vec![70 * GIB]), ..ModelRecord::new(Stage::Asleep, vec![gpu]) };
         let key = Key::Model { node: node.parse().unwrap(), model: model.parse().unwrap() };
-        let txn = Txn::new().put(&self.key(&key), &write(&key, &record).unwrap(), Some(lease));
-        self.etcd.commit(&txn).await.unwrap();
+        self.put(&key, &record, Some(lease)).await;
     }
 
     pub(crate) async fn pin(&self, model: &str, copies: u32) {
-        let key = Key::Pin(model.parse().unwrap());
-        let txn = Txn::new().put(&self.key(&key), &write(&key, &Pin::new(copies)).unwrap(), None);
-        self.etcd.commit(&txn).await.unwrap();
+        self.put(&Key::Pin(model.parse().unwrap()), &Pin::new(copies), None).await;
+    }
+
+    async fn put<T: Record>(&self, key: &Key, record: &T, lease: Option<LeaseId>) {
+        put(&self.etcd, &self.key(key), &write(key, record).unwrap(), lease).await;
     }
 
     pub(crate) fn settings(&self, who: &str) -> Settings {
@@ -78,8 +85,7 @@ impl Fleet {
 
     /// What the policy would write now.
     pub(crate) async fn plan(&self) -> Plan {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-        decide(&self.view().await, &Rules::default(), Time(u64::try_from(now.as_millis()).unwrap()))
+        decide(&self.view().await, &Rules::default(), Time(now_unix_ms()))
     }
 
     pub(crate) async fn placed(&self) -> Placed {

@@ -1,15 +1,13 @@
 //! What this version does not understand is reported, and left as it is.
 
 use poorwill_fleet::keys::{self, Key};
-use poorwill_testkit::etcd::Servers;
 
 use super::fleet::{Fleet, leads};
-use super::support::{TTL, put, steady, until};
+use super::support::{TTL, put, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_is_reported_and_left_as_it_is() {
-    let Some(servers) = Servers::one() else { return };
-    let fleet = Fleet::new(steady(&servers.urls()));
+    let Some((_servers, fleet)) = Fleet::one() else { return };
     let lease = fleet.node("n1", &["one", "newer"]).await;
     fleet.node("n2", &["one", "newer", "newer there"]).await;
     let [one, newer, newer_there] = ["one", "newer", "newer there"].map(|model| model.parse().unwrap());

@@ -6,9 +6,8 @@ use poorwill_fleet::etcd::{Etcd, Limits, Txn};
 use poorwill_fleet::session::Session;
 use poorwill_testkit::etcd::Servers;
 use poorwill_testkit::proxy::Proxy;
-use serde_json::json;
 
-use super::support::{LONG_TTL, eventually, number, post, put, steady, until};
+use super::support::{LONG_TTL, eventually, left_s, put, steady, until};
 
 /// Only a hedge makes it ask another member.
 const HEDGING: Limits = Limits { connect: LONG_TTL, call: LONG_TTL, hedge: Duration::from_millis(20) };
@@ -78,8 +77,7 @@ async fn a_lease_lives_on_behind_a_slow_connection() {
     let (mut last, mut renewals) = ((granted, i64::MAX), 0);
     eventually("the same lease is renewed again and again", async || {
         let lease = until(&mut session.lease(), "a lease is granted", Option::is_some).await.unwrap();
-        let left = post(&servers, "/v3/kv/lease/timetolive", &json!({ "ID": number(lease).to_string() }));
-        let left = left["TTL"].as_str().and_then(|ttl| ttl.parse().ok()).unwrap_or_default();
+        let left = left_s(&servers, lease);
         let before = std::mem::replace(&mut last, (lease, left));
         if before.0 != lease || !clock.is_valid() {
             renewals = 0;

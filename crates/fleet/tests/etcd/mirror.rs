@@ -50,7 +50,7 @@ fn model(contents: &Contents) -> Model {
 }
 
 /// Notes all that a mirror shows.
-fn observed(mirror: &Mirror) -> tokio::task::JoinHandle<Vec<(u64, Model)>> {
+pub(crate) fn observed(mirror: &Mirror) -> tokio::task::JoinHandle<Vec<(u64, Model)>> {
     let mut contents = mirror.contents();
     tokio::spawn(async move {
         let mut seen = Vec::new();
@@ -62,7 +62,7 @@ fn observed(mirror: &Mirror) -> tokio::task::JoinHandle<Vec<(u64, Model)>> {
     })
 }
 
-async fn reaches(contents: &mut watch::Receiver<Contents>, revision: u64) -> Contents {
+pub(crate) async fn reaches(contents: &mut watch::Receiver<Contents>, revision: u64) -> Contents {
     until(contents, "the mirror follows", |contents| contents.revision() >= revision).await
 }
 
@@ -233,69 +233,6 @@ async fn it_is_not_current_while_etcd_is_silent() {
     let now = reaches(&mut contents, last).await;
     assert_eq!(now.entries().keys().collect::<Vec<_>>(), ["/m/b"]);
     eventually("it is current", async || contents.borrow().is_current()).await;
-}
-
-/// It follows on whichever member is killed or cut off, and what is written meanwhile is not lost.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_follows_when_the_leader_is_killed() {
-    let Some(mut servers) = Servers::three() else { return };
-    let urls = servers.urls();
-    let leader = servers.leader();
-    let mirror = Mirror::start(hasty(&[vec![urls[leader].clone()], urls.clone()].concat()), "/m/");
-    let observing = observed(&mirror);
-    let mut contents = mirror.contents();
-    let etcd = hasty(&urls);
-    let first = put(&steady(&urls), "/m/a", "", None).await.revision;
-    reaches(&mut contents, first).await;
-    servers.kill(leader);
-    let mut last = 0;
-    eventually("it is written", async || {
-        let written = etcd.commit(&Txn::new().put("/m/b", "", None)).await;
-        last = written.map_or(0, |answer| answer.revision);
-        last > 0
-    })
-    .await;
-    let seen = reaches(&mut contents, last).await;
-    assert_eq!(seen.entries().keys().collect::<Vec<_>>(), ["/m/a", "/m/b"]);
-    servers.restart(leader);
-    drop(mirror);
-    assert!(observing.await.unwrap().is_sorted_by_key(|(revision, _)| *revision));
-}
-
-/// The member of its watch is cut off from the others, and tells nothing of what they agree on.
-async fn follows_though_isolated(change: impl AsyncFn(&Etcd) -> u64) {
-    let Some(servers) = Servers::three() else { return };
-    let urls = servers.urls();
-    let alone = (servers.leader() + 1) % 3;
-    let others: Vec<String> = (0..3).filter(|at| *at != alone).map(|at| urls[at].clone()).collect();
-    let etcd = steady(&others);
-    let first = put(&etcd, "/m/a", "", None).await.revision;
-    let mirror = Mirror::start(hasty(&[vec![urls[alone].clone()], others].concat()), "/m/");
-    let observing = observed(&mirror);
-    let mut contents = mirror.contents();
-    reaches(&mut contents, first).await;
-    servers.isolate(alone);
-    let last = change(&etcd).await;
-    let (expected, _) = etcd.read("/m/").await.unwrap();
-    let is_so = |contents: &Contents| contents.entries().values().eq(&expected);
-    let seen = until(&mut contents, "it follows", is_so).await;
-    assert!(seen.revision() >= last);
-    servers.rejoin();
-    let back = put(&etcd, "/m/back", "", None).await.revision;
-    reaches(&mut contents, back).await;
-    drop(mirror);
-    // A member that is behind is not believed to have lost anything.
-    assert!(observing.await.unwrap().is_sorted_by_key(|(revision, _)| *revision));
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_follows_a_write_though_its_member_is_isolated() {
-    follows_though_isolated(async |etcd| put(etcd, "/m/b", "", None).await.revision).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_follows_a_removal_though_its_member_is_isolated() {
-    follows_though_isolated(async |etcd| delete(etcd, "/m/a").await.revision).await;
 }
 
 /// The call that looks is answered, and the watch tells nothing.

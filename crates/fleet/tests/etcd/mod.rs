@@ -4,12 +4,14 @@
 
 mod client;
 mod controller;
+mod endpoints;
 mod faults;
 mod fleet;
 mod foreign;
 mod full;
 mod hedging;
 mod history;
+mod members;
 mod mirror;
 mod session;
 mod support;

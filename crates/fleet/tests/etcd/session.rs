@@ -7,12 +7,11 @@ use poorwill_fleet::etcd::{Event, LeaseId};
 use poorwill_fleet::session::Session;
 use poorwill_testkit::effort::Effort;
 use poorwill_testkit::proxy::Proxy;
-use serde_json::json;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::Servers;
-use super::support::{TTL, changes, eventually, hasty, number, post, put, revoke, soon, steady, until};
+use super::support::{TTL, changes, eventually, hasty, left_s, names, put, revoke, soon, steady, until};
 
 async fn granted(session: &Session) -> LeaseId {
     until(&mut session.lease(), "a lease is granted", Option::is_some).await.unwrap()
@@ -33,8 +32,7 @@ async fn a_lease_is_renewed_and_what_is_under_it_ends_with_it() {
     let mut last = (granted(&session).await, i64::MAX);
     eventually("its remaining time grows", async || {
         let lease = granted(&session).await;
-        let left = post(&servers, "/v3/kv/lease/timetolive", &json!({ "ID": number(lease).to_string() }));
-        let left = left["TTL"].as_str().and_then(|ttl| ttl.parse().ok()).unwrap_or_default();
+        let left = left_s(&servers, lease);
         let before = std::mem::replace(&mut last, (lease, left));
         before.0 == lease && left > before.1
     })
@@ -46,8 +44,7 @@ async fn a_lease_is_renewed_and_what_is_under_it_ends_with_it() {
     session.end().await;
     assert!(!clock.is_valid());
     assert_eq!(*lease.borrow_and_update(), None);
-    let left = etcd.read("/under/").await.unwrap().0;
-    assert_eq!(left.iter().map(|entry| entry.key.as_str()).collect::<Vec<_>>(), ["/under/none"]);
+    assert_eq!(names(&etcd, "/under/").await, ["/under/none"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -149,7 +146,7 @@ async fn another_lease_is_granted_where_one_was_revoked() {
     for _ in 0..3 {
         put(&etcd, "/under/a", "", Some(lease)).await;
         let receiver = session.lease();
-        revoke(&servers, number(lease));
+        revoke(&servers, lease.as_i64());
         let next = another(&session, lease).await;
         assert!(receiver.has_changed().unwrap());
         assert_eq!(etcd.read("/under/").await.unwrap().0, []);

@@ -83,6 +83,17 @@ pub(crate) fn post(servers: &Servers, path: &str, body: &Value) -> Value {
     serde_json::from_str(&servers.post(0, path, &body.to_string())).unwrap()
 }
 
+/// How many seconds are left of a lease.
+pub(crate) fn left_s(servers: &Servers, lease: LeaseId) -> i64 {
+    let left = post(servers, "/v3/kv/lease/timetolive", &json!({ "ID": lease.as_i64().to_string() }));
+    left["TTL"].as_str().and_then(|ttl| ttl.parse().ok()).unwrap_or_default()
+}
+
+/// The keys with a prefix.
+pub(crate) async fn names(etcd: &Etcd, prefix: &str) -> Vec<String> {
+    etcd.read(prefix).await.unwrap().0.into_iter().map(|entry| entry.key).collect()
+}
+
 /// Has etcd forget all before this revision.
 pub(crate) fn compact(servers: &Servers, revision: u64) {
     let answer = post(servers, "/v3/kv/compaction", &json!({ "revision": revision.to_string() }));
@@ -95,9 +106,4 @@ pub(crate) fn compact(servers: &Servers, revision: u64) {
 pub(crate) fn revoke(servers: &Servers, lease: i64) {
     let answer = post(servers, "/v3/lease/revoke", &json!({ "ID": lease.to_string() }));
     assert!(answer.get("error").is_none(), "{answer}");
-}
-
-/// Its number.
-pub(crate) fn number(lease: LeaseId) -> i64 {
-    i64::from_str_radix(&lease.to_string(), 16).unwrap()
 }

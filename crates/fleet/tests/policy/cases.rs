@@ -57,13 +57,15 @@ fn run(view: &mut View, minutes: std::ops::Range<u64>) -> Vec<Plan> {
     minutes.map(one).collect()
 }
 
-fn goal(view: &View, model: &str, node: &str) -> Goal {
-    let placement = view.placements.get(model).and_then(|nodes| nodes.get(node)).cloned().flatten();
-    placement.map_or(Goal::None, |placement| placement.goal)
+/// Long ago.
+fn place(view: &mut View, model: &str, node: &str, goal: Goal) {
+    let placement = Placement::new(5, goal, NOW.0 - 9_000_000, "");
+    let of_model = view.placements.entry(model.parse().unwrap()).or_default();
+    of_model.insert(node.parse().unwrap(), Some(placement));
 }
 
 fn goals(view: &View, model: &str, nodes: &[&str]) -> Vec<Goal> {
-    nodes.iter().map(|node| goal(view, model, node)).collect()
+    nodes.iter().map(|node| view.goal(model, node)).collect()
 }
 
 #[test]
@@ -78,7 +80,7 @@ fn the_cheapest_wake_becomes_hot() {
         let mut view = with(fleet(4), "a", &all, 30, 1.0, dear);
         model(&mut view, "a", "n2").stage = cheap;
         run(&mut view, 0..1);
-        assert_eq!(goal(&view, "a", "n2"), Goal::Hot, "{cheap:?} before {dear:?}");
+        assert_eq!(view.goal("a", "n2"), Goal::Hot, "{cheap:?} before {dear:?}");
     }
 }
 
@@ -89,7 +91,7 @@ fn a_first_hot_copy_pays_for_itself() {
         let mut view = with(fleet(1), "a", &["n0"], 30, 0.01, stage);
         let plan = decide(&view, &Rules::default(), NOW);
         apply(&mut view, &plan, NOW);
-        assert_eq!(goal(&view, "a", "n0"), expected);
+        assert_eq!(view.goal("a", "n0"), expected);
         let is_said = plan.shortages.iter().any(|one| one.to_string().contains("longer than the wakes"));
         assert_eq!(is_said, expected == Goal::Warm, "{:?}", plan.shortages);
     }
@@ -129,11 +131,11 @@ fn a_hot_copy_leaves_for_one_that_is_worth_more() {
         view = with(view, "b", &["n0"], 60, other, Stage::Asleep);
         // Not at once: it stays for its least time.
         let plans = run(&mut view, 1..2);
-        assert_eq!(goal(&view, "a", "n0"), Goal::Hot);
+        assert_eq!(view.goal("a", "n0"), Goal::Hot);
         assert!(plans[0].shortages.iter().any(|one| one.to_string().contains("no GPU has memory")));
         run(&mut view, 2..4);
         let expected = if leaves { [Goal::Warm, Goal::Hot] } else { [Goal::Hot, Goal::Warm] };
-        assert_eq!([goal(&view, "a", "n0"), goal(&view, "b", "n0")], expected);
+        assert_eq!([view.goal("a", "n0"), view.goal("b", "n0")], expected);
     }
 }
 
@@ -146,11 +148,7 @@ fn placements_are_spread_over_domains() {
     // Where they are not, one moves, and the old one leaves later.
     let mut view = with(fleet(6), "a", &["n0", "n2", "n5"], 30, 0.0, Stage::Asleep);
     for node in ["n0", "n2"] {
-        let placement = Placement::new(5, Goal::Warm, NOW.0 - 9_000_000, "");
-        view.placements
-            .entry("a".parse().unwrap())
-            .or_default()
-            .insert(node.parse().unwrap(), Some(placement));
+        place(&mut view, "a", node, Goal::Warm);
     }
     run(&mut view, 0..3);
     let warm = goals(&view, "a", &["n0", "n2", "n5"]);
@@ -163,7 +161,7 @@ fn a_node_that_is_gone_is_replaced_at_once() {
     let all = ["n0", "n1", "n2"];
     let mut view = with(fleet(3), "a", &all, 30, 1.0, Stage::Asleep);
     run(&mut view, 0..2);
-    let hot = *all.iter().find(|node| goal(&view, "a", node) == Goal::Hot).unwrap();
+    let hot = *all.iter().find(|node| view.goal("a", node) == Goal::Hot).unwrap();
     view.nodes.remove(hot);
     for record in view.nodes.values_mut().flat_map(|node| node.models.values_mut()).flatten() {
         record.rate = Rate::from_micros(1_000_000);
@@ -215,7 +213,7 @@ fn a_drain_waits_until_elsewhere_is_ready() {
     assert_eq!(goals(&view, "a", &["n0", "n1"]), [Goal::Hot, Goal::Hot]);
     model(&mut view, "a", "n1").stage = Stage::Starting;
     decide_and_apply(&mut view, 2);
-    assert_eq!(goal(&view, "a", "n0"), Goal::Hot);
+    assert_eq!(view.goal("a", "n0"), Goal::Hot);
     model(&mut view, "a", "n1").stage = Stage::Awake;
     decide_and_apply(&mut view, 3);
     assert_eq!(goals(&view, "a", &["n0", "n1"]), [Goal::None, Goal::Hot]);
@@ -228,11 +226,7 @@ fn a_drain_ends_beside_a_node_that_is_not_understood() {
     newer.record = None;
     newer.models.values_mut().for_each(|record| *record = None);
     for node in ["n1", "n2"] {
-        let placement = Placement::new(5, Goal::Hot, NOW.0 - 9_000_000, "");
-        view.placements
-            .entry("a".parse().unwrap())
-            .or_default()
-            .insert(node.parse().unwrap(), Some(placement));
+        place(&mut view, "a", node, Goal::Hot);
     }
     view.drains.insert("n2".parse().unwrap());
     run(&mut view, 0..3);
@@ -244,10 +238,10 @@ fn a_pin_displaces_what_is_not_pinned() {
     let mut view = with(fleet(1), "a", &["n0"], 60, 30.0, Stage::Asleep);
     view = with(view, "b", &["n0"], 60, 0.0, Stage::Asleep);
     run(&mut view, 0..1);
-    assert_eq!(goal(&view, "a", "n0"), Goal::Hot);
+    assert_eq!(view.goal("a", "n0"), Goal::Hot);
     view.pins.insert("b".parse().unwrap(), Pin::new(1));
     let plans = run(&mut view, 1..5);
-    assert_eq!([goal(&view, "a", "n0"), goal(&view, "b", "n0")], [Goal::Warm, Goal::Hot]);
+    assert_eq!([view.goal("a", "n0"), view.goal("b", "n0")], [Goal::Warm, Goal::Hot]);
     let texts: Vec<String> = plans[0].changes.iter().map(ToString::to_string).collect();
     assert_eq!(
         texts,
@@ -259,10 +253,10 @@ fn a_pin_displaces_what_is_not_pinned() {
 fn what_failed_is_replaced_and_then_let_go() {
     let mut view = with(fleet(3), "a", &["n0", "n1", "n2"], 30, 1.0, Stage::Asleep);
     run(&mut view, 0..2);
-    let hot = ["n0", "n1", "n2"].into_iter().find(|node| goal(&view, "a", node) == Goal::Hot).unwrap();
+    let hot = ["n0", "n1", "n2"].into_iter().find(|node| view.goal("a", node) == Goal::Hot).unwrap();
     model(&mut view, "a", hot).stage = Stage::Failed;
     run(&mut view, 2..5);
-    assert_eq!(goal(&view, "a", hot), Goal::None);
+    assert_eq!(view.goal("a", hot), Goal::None);
     let left = goals(&view, "a", &["n0", "n1", "n2"]);
     assert!(left.contains(&Goal::Hot) && left.contains(&Goal::Warm), "{left:?}");
 }

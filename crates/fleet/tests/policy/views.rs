@@ -180,14 +180,10 @@ pub(crate) fn realize(view: &mut View) {
     }
 }
 
-fn record<'v>(view: &'v View, model: &ModelName, node: &NodeName) -> Option<&'v ModelRecord> {
-    view.nodes.get(node)?.models.get(model)?.as_ref()
-}
-
 pub(crate) fn is_frozen(view: &View, model: &ModelName, node: &NodeName) -> bool {
     let placement = view.placements.get(model).and_then(|nodes| nodes.get(node));
     let is_node_known = view.nodes.get(node).is_none_or(|node| node.record.is_some());
-    let is_known = record(view, model, node).is_some() || !view.nodes.contains_key(node);
+    let is_known = view.record(model.as_str(), node.as_str()).is_some() || !view.nodes.contains_key(node);
     !is_node_known || !is_known || placement.is_some_and(Option::is_none)
 }
 
@@ -197,12 +193,13 @@ pub(crate) fn is_draining(view: &View, node: &NodeName) -> bool {
 }
 
 pub(crate) fn is_leaving(view: &View, model: &ModelName, node: &NodeName) -> bool {
-    is_draining(view, node) || record(view, model, node).is_some_and(|record| record.stage.is_out())
+    is_draining(view, node)
+        || view.record(model.as_str(), node.as_str()).is_some_and(|record| record.stage.is_out())
 }
 
 /// Whether a new hot copy may go there, memory aside.
 pub(crate) fn is_usable(view: &View, model: &ModelName, node: &NodeName) -> bool {
-    let Some(record) = record(view, model, node) else { return false };
+    let Some(record) = view.record(model.as_str(), node.as_str()) else { return false };
     let Some(of_node) = view.nodes[node].record.as_ref() else { return false };
     let has_gpus = !record.gpus.is_empty() && record.gpus.iter().all(|gpu| *gpu < of_node.gpus.len());
     // Where a hot copy is not understood, memory is not known.
@@ -212,16 +209,15 @@ pub(crate) fn is_usable(view: &View, model: &ModelName, node: &NodeName) -> bool
 
 /// Models of a node with the goal hot.
 pub(crate) fn hot_on(view: &View, node: &NodeName) -> BTreeSet<ModelName> {
-    let is_hot = |model: &&ModelName| {
-        let placement = view.placements.get(*model).and_then(|nodes| nodes.get(node));
-        placement.is_some_and(|placement| placement.as_ref().is_some_and(|it| it.goal == Goal::Hot))
-    };
+    let is_hot = |model: &&ModelName| view.goal(model.as_str(), node.as_str()) == Goal::Hot;
     view.nodes[node].models.keys().filter(is_hot).cloned().collect()
 }
 
 /// What a model needs of one GPU.
 pub(crate) fn need(view: &View, model: &ModelName, node: &NodeName, gpu: usize) -> u64 {
-    let (Some(record), Some(of_node)) = (record(view, model, node), view.nodes[node].record.as_ref()) else {
+    let (Some(record), Some(of_node)) =
+        (view.record(model.as_str(), node.as_str()), view.nodes[node].record.as_ref())
+    else {
         return 0;
     };
     // Goals for GPUs that are not there take nothing.

@@ -7,8 +7,8 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::Servers;
-use super::servers::exchange;
-use super::support::{changes, eventually, put};
+use super::servers::{Settings, exchange};
+use super::support::{changes, eventually, names, put};
 
 fn client(servers: &Servers, user: Option<User>) -> Etcd {
     Etcd::open(&Access::new(&servers.urls(), None, user).unwrap(), Limits::default()).unwrap()
@@ -20,7 +20,7 @@ fn user(name: &str, password: &str) -> User {
 
 #[tokio::test]
 async fn only_those_with_the_password_are_served() {
-    let mut servers = Servers::with(Some(user("store", "right")), None);
+    let mut servers = Servers::with(Settings { user: Some(user("store", "right")), ..Settings::default() });
     let etcd = client(&servers, Some(user("poor", "right")));
     put(&etcd, "/a", "", None).await;
     let mut watch = etcd.watch("/", 1).await.unwrap();
@@ -37,13 +37,14 @@ async fn only_those_with_the_password_are_served() {
         )
     };
     assert_eq!((authenticate("right").0, authenticate("wrong").0), (200, 400));
+    let large = authenticate(&"right".repeat(1000));
+    assert!(large.0 == 400 && large.1.contains("request is too large"), "{large:?}");
     assert_eq!(exchange(servers.port(0), "/v3/watch", "{}").0, 400);
     // Another process has another token, and its clients get it.
     servers.restart(0);
     assert!(matches!(watch.next().await, Err(_) | Ok(Watched::Ended)));
     eventually("it is written", async || etcd.commit(&Txn::new().put("/b", "", None)).await.is_ok()).await;
-    let names: Vec<String> = etcd.read("/").await.unwrap().0.into_iter().map(|entry| entry.key).collect();
-    assert_eq!(names, ["/b"]);
+    assert_eq!(names(&etcd, "/").await, ["/b"]);
 }
 
 #[tokio::test]
@@ -59,7 +60,7 @@ async fn a_store_with_a_certificate_speaks_tls() {
     let own = authority.issue("own", &["127.0.0.1"], Use::Server);
     let identity = Identity { certificate: own.certificate, key: own.key };
     let tls = ServerTls::new(ServerFiles { identity, clients_ca: None }).unwrap();
-    let servers = Servers::with(None, Some(tls));
+    let servers = Servers::with(Settings { tls: Some(tls), ..Settings::default() });
     let files = ClientFiles { ca: authority.ca.clone(), identity: None };
     let access = Access::new(&servers.urls(), Some(files), None).unwrap();
     let etcd = Etcd::open(&access, Limits::default()).unwrap();

@@ -10,6 +10,7 @@ mod controller;
 mod fleet;
 #[path = "../etcd/history.rs"]
 mod history;
+mod limits;
 mod lock;
 #[path = "../etcd/mirror.rs"]
 mod mirror;

@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use poorwill_fleet::etcd::{Access, Etcd, Limits};
-use poorwill_fleet::store::{StoreService, precedence};
+use poorwill_fleet::store::{StoreLimits, StoreService, precedence};
 use poorwill_net::listener::bind;
 use poorwill_testkit::etcd::Port;
 use tokio::task::AbortHandle;
@@ -15,7 +15,7 @@ use super::support::{eventually, put};
 /// One of a list, until it is aborted.
 async fn start(port: u16, list: &Access) -> AbortHandle {
     let (listener, _) = bind("store", SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await.unwrap();
-    let service = StoreService::new(precedence::random_id().unwrap(), None);
+    let service = StoreService::new(precedence::random_id().unwrap(), None, StoreLimits::default());
     let list = list.clone();
     let serving = async move {
         tokio::select! {

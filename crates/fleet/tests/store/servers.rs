@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use poorwill_fleet::etcd::User;
-use poorwill_fleet::store::{Lock, StoreService, precedence};
+use poorwill_fleet::store::{Lock, StoreLimits, StoreService, precedence};
 use poorwill_net::listener::bind;
 use poorwill_net::tls::ServerTls;
 use poorwill_testkit::etcd::Port;
@@ -18,11 +18,17 @@ use tokio_util::sync::CancellationToken;
 #[derive(Debug)]
 pub(crate) struct Servers {
     port: Port,
-    user: Option<User>,
-    tls: Option<ServerTls>,
+    settings: Settings,
     running: Option<Running>,
     /// What it waits for while it is held still.
     held: Mutex<Option<mpsc::Sender<()>>>,
+}
+
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Settings {
+    pub(crate) user: Option<User>,
+    pub(crate) tls: Option<ServerTls>,
+    pub(crate) limits: StoreLimits,
 }
 
 #[derive(Debug)]
@@ -32,29 +38,20 @@ struct Running {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What only several members of an etcd have.
-const ONE: &str = "a store has one member";
-
 impl Servers {
     #[allow(clippy::unnecessary_wraps, reason = "there may be no etcd")]
     pub(crate) fn one() -> Option<Self> {
-        Some(Self::with(None, None))
+        Some(Self::with(Settings::default()))
     }
 
-    /// With a password, if there is a user, and with TLS.
-    pub(crate) fn with(user: Option<User>, tls: Option<ServerTls>) -> Self {
-        let mut servers = Self { port: Port::free(), user, tls, running: None, held: Mutex::default() };
+    pub(crate) fn with(settings: Settings) -> Self {
+        let mut servers = Self { port: Port::free(), settings, running: None, held: Mutex::default() };
         servers.restart(0);
         servers
     }
 
-    /// Tests with three members are for etcd.
-    pub(crate) fn three() -> Option<Self> {
-        None
-    }
-
     pub(crate) fn urls(&self) -> Vec<String> {
-        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let scheme = if self.settings.tls.is_some() { "https" } else { "http" };
         vec![format!("{scheme}://127.0.0.1:{}", self.port.number())]
     }
 
@@ -69,7 +66,7 @@ impl Servers {
 
     pub(crate) fn restart(&mut self, member: usize) {
         self.kill(member);
-        self.running = Some(Running::start(self.port.number(), self.user.clone(), self.tls.clone()));
+        self.running = Some(Running::start(self.port.number(), self.settings.clone()));
     }
 
     pub(crate) fn lose_all(&mut self) {
@@ -92,18 +89,6 @@ impl Servers {
         *self.held.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    pub(crate) fn isolate(&self, _: usize) {
-        panic!("{ONE}");
-    }
-
-    pub(crate) fn rejoin(&self) {
-        panic!("{ONE}");
-    }
-
-    pub(crate) fn leader(&self) -> usize {
-        panic!("{ONE}");
-    }
-
     pub(crate) fn post(&self, _: usize, path: &str, body: &str) -> String {
         exchange(self.port.number(), path, body).1
     }
@@ -121,7 +106,7 @@ pub(crate) fn exchange(port: u16, path: &str, body: &str) -> (u16, String) {
 }
 
 impl Running {
-    fn start(port: u16, user: Option<User>, tls: Option<ServerTls>) -> Self {
+    fn start(port: u16, Settings { user, tls, limits }: Settings) -> Self {
         let stop = CancellationToken::new();
         let (sender, listens) = mpsc::channel();
         let until = stop.clone();
@@ -131,7 +116,7 @@ impl Running {
                 let (listener, _) =
                     bind("store", SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await.unwrap();
                 let lock = user.map(|user| Lock::new(&user, precedence::random().unwrap()));
-                let service = StoreService::new(precedence::random_id().unwrap(), lock);
+                let service = StoreService::new(precedence::random_id().unwrap(), lock, limits);
                 service.keep(precedence::random_id().unwrap());
                 sender.send(Handle::current()).unwrap();
                 // A process that is killed closes nothing in order.

@@ -141,14 +141,8 @@ async fn why(
     let (records, _) = records(&shared).await?;
     let model = name.parse::<ModelName>().ok().and_then(|model| records.why(&model));
     let Some(model) = model else {
-        let models: std::collections::BTreeSet<String> = records
-            .view
-            .nodes
-            .values()
-            .flat_map(|node| node.models.keys())
-            .map(ToString::to_string)
-            .collect();
-        return Err(ControlError::no_model(&name, models.into_iter().collect()));
+        let models = records.view.models().into_iter().map(ToString::to_string).collect();
+        return Err(ControlError::no_model(&name, models));
     };
     let leading = shared.operated.controller().filter(|controller| controller.leads_since.is_some());
     let plan = leading.map(|leading| leading.plan).unwrap_or_default();
@@ -168,28 +162,21 @@ async fn metrics(State(shared): State<OperatorState>) -> Result<Response, Contro
 }
 
 #[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 struct DrainBody {
-    #[serde(default)]
     why: String,
 }
 
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 struct CopiesBody {
-    #[serde(default = "one")]
     copies: u32,
-    #[serde(default)]
     nodes: Vec<String>,
-}
-
-fn one() -> u32 {
-    1
 }
 
 impl Default for CopiesBody {
     fn default() -> Self {
-        Self { copies: one(), nodes: Vec::new() }
+        Self { copies: 1, nodes: Vec::new() }
     }
 }
 
