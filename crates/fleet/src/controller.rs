@@ -22,7 +22,7 @@ use crate::keys::{self, Key};
 use crate::mirror::{Contents, Mirror};
 use crate::name::{FleetName, NodeName};
 use crate::policy::{Change, Plan, Rules, Time, View, ViewError, Write, decide};
-use crate::records::{Placement, RecordError, write};
+use crate::records::{RecordError, write};
 use crate::session::{LeaseClock, Session};
 
 /// Writes of one transaction; etcd takes 128 operations.
@@ -255,7 +255,7 @@ impl Candidate {
             }
         }
         for changes in plan.changes.chunks(WRITES_MAX) {
-            let txn = self.written(candidacy, changes, now)?;
+            let txn = self.written(candidacy, view, changes, now)?;
             if !self.clock.is_valid() {
                 return Err(Lost::Lease);
             }
@@ -280,17 +280,21 @@ impl Candidate {
         Ok(revision)
     }
 
-    fn written(&self, candidacy: &Candidacy, changes: &[Change], now: u64) -> Result<Txn, RecordError> {
+    fn written(
+        &self,
+        candidacy: &Candidacy,
+        view: &View,
+        changes: &[Change],
+        now: u64,
+    ) -> Result<Txn, RecordError> {
         let mut txn = candidacy.fence();
-        for Change { model, node, write: wanted, why } in changes {
-            let key = Key::Placement { model: model.clone(), node: node.clone() };
+        for change in changes {
+            let key = Key::Placement { model: change.model.clone(), node: change.node.clone() };
             let path = key.in_fleet(&self.settings.fleet);
-            txn = match wanted {
-                Write::Remove => txn.delete(&path),
-                Write::Goal(goal) => {
-                    let placement = Placement::new(candidacy.revision(), *goal, now, &why.to_string());
-                    txn.put(&path, &write(&key, &placement)?, None)
-                }
+            let before = view.placement(change.model.as_str(), change.node.as_str());
+            txn = match change.placement(candidacy.revision(), before, Time(now)) {
+                None => txn.delete(&path),
+                Some(placement) => txn.put(&path, &write(&key, &placement)?, None),
             };
         }
         Ok(txn)

@@ -150,7 +150,9 @@ proptest! {
         goes_round(node);
         goes_round(model);
         for goal in [Goal::Hot, Goal::Warm, Goal::None] {
-            goes_round(Placement::new(fence, goal, at, &why));
+            let placement = Placement::new(fence, goal, at, &why);
+            goes_round(Placement { pinned: Some(goal == Goal::Hot), ..placement.clone() });
+            goes_round(placement);
         }
         goes_round(Drain::new(&why));
         goes_round(Pin { nodes, ..Pin::new(copies) });

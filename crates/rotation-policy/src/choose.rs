@@ -25,7 +25,7 @@ pub(super) enum Space {
     Leave(Vec<usize>),
     /// Others have to leave, but not yet.
     Later,
-    /// Pinned models leave too little.
+    /// Models that are pinned or held leave too little.
     Never,
 }
 
@@ -43,6 +43,7 @@ impl Policy {
         }
         self.relieve();
         (0..self.models.len()).for_each(|id| self.call_off(id));
+        self.recall_hot();
         let mut reserved = vec![false; self.free.len()];
         let mut waiting: Vec<(Claim, usize)> = Vec::new();
         for (id, model) in self.models.iter().enumerate() {
@@ -90,7 +91,8 @@ impl Policy {
         self.hibernate_due();
     }
 
-    /// Selects models that come up without a request. For those that sleep again, models leave that are unused.
+    /// Selects models that come up without a request. For hot ones and those that sleep again, models leave that are
+    /// unused.
     fn preload(&mut self, reserved: &mut [bool]) {
         for id in 0..self.models.len() {
             let model = &self.models[id];
@@ -102,15 +104,14 @@ impl Policy {
                 continue;
             }
             let claim = Claim { since: self.now, priority: model.rules.priority };
+            let takes_unused = model.is_prepared() || model.is_hot();
             match self.space_for(id, up, claim) {
                 Space::Free => self.select(id),
-                Space::Leave(list) if model.is_prepared() && self.may_leave_unused(id, up, &list) => {
+                Space::Leave(list) if takes_unused && self.may_leave_unused(id, up, &list) => {
                     self.select(id);
                     list.into_iter().for_each(|other| self.evict(other));
                 }
-                Space::Hibernate(list)
-                    if model.is_prepared() && list.iter().all(|other| self.is_unused(*other)) =>
-                {
+                Space::Hibernate(list) if takes_unused && list.iter().all(|other| self.is_unused(*other)) => {
                     self.select(id);
                     list.into_iter().for_each(|other| self.begin(other, Step::BeforeHibernation));
                 }
@@ -123,7 +124,7 @@ impl Policy {
         }
     }
 
-    /// A model that comes up only to sleep again makes way for one that is waited for.
+    /// A model that comes up only to sleep again, or that is hot and not held, makes way for one that is waited for.
     fn call_off(&mut self, id: usize) {
         let now = self.now;
         let waits = |other: usize| {
@@ -132,7 +133,9 @@ impl Policy {
             other != id && model.activation().is_some() && model.waiting_since().is_some() && !is_short
         };
         let is_in_the_way = (0..self.models.len()).any(|other| self.share(id, other) && waits(other));
-        if !self.models[id].is_prepared() || !is_in_the_way {
+        let model = &self.models[id];
+        let may = model.is_prepared() || model.is_recalled() && !model.is_held();
+        if !may || !is_in_the_way {
             return;
         }
         match &self.models[id].stage {
@@ -145,11 +148,13 @@ impl Policy {
             // Its measurement finds that it is not wanted.
             Stage::Step { step: Step::FindMemory(_), .. } => self.models[id].stop_preloading(),
             Stage::Step { step: Step::Start { .. }, .. } => {
-                self.models[id].is_selected = false;
-                self.models[id].stop_preloading();
+                let (now, model) = (self.now, &mut self.models[id]);
+                model.is_selected = false;
+                model.stop_preloading();
+                model.made_way(now);
                 self.begin(id, Step::Stop(Then::Cold));
             }
-            // It sleeps in a moment.
+            // It is up in a moment.
             _ => {}
         }
     }
@@ -170,12 +175,13 @@ impl Policy {
         missing.iter().all(|missing| *missing <= 0) && list.iter().all(|other| self.is_unused(*other))
     }
 
-    /// Whether it can sleep, and no model of its set had a request for some time.
+    /// Whether it can sleep, is not hot, and no model of its set had a request for some time.
     fn is_unused(&self, id: usize) -> bool {
         let rules = &self.models[id].rules;
         let is_unused = |model: &ModelState| model.is_idle() && self.now >= model.last_used.after(UNUSED);
         let mut of_set = self.models.iter().filter(|model| model.rules.is_together_with(rules));
-        rules.can_sleep && !rules.preload && is_unused(&self.models[id]) && of_set.all(is_unused)
+        let may_sleep = rules.can_sleep && !rules.preload && !self.models[id].is_hot();
+        may_sleep && is_unused(&self.models[id]) && of_set.all(is_unused)
     }
 
     fn select(&mut self, id: usize) {
@@ -186,7 +192,7 @@ impl Policy {
     }
 
     pub(super) fn evict(&mut self, id: usize) {
-        self.models[id].is_displaced = self.models[id].rules.preload;
+        self.models[id].left_for_others();
         self.leave(id, Leave::Cut);
     }
 
@@ -218,12 +224,14 @@ impl Policy {
         self.models[one].rules.shares_with(&self.models[other].rules)
     }
 
-    /// Those of least worth leave first: idle before busy, then those with few requests. Among equals it is what a swap
-    /// takes over the time until the next request.
-    pub(super) fn worth(&self, id: usize) -> (usize, u128, Time) {
+    /// Those of least worth leave first: idle before busy, then hot ones last, then those with few requests. Among equals
+    /// it is what a swap takes over the time until the next request.
+    pub(super) fn worth(&self, id: usize) -> (bool, bool, usize, u128, Time) {
         let model = &self.models[id];
         if model.rules.turn_per_swap == 0 {
-            return (0, 0, model.last_used);
+            // Time alone counts, unless a fleet wants some awake.
+            let is_busy = !model.is_idle() && self.models.iter().any(ModelState::is_hot);
+            return (is_busy, model.is_hot(), 0, 0, model.last_used);
         }
         // A set is used as a whole.
         let of_set = || {
@@ -236,7 +244,8 @@ impl Policy {
         let weight = model.rules.keep_weight;
         let cost = model.swap_cost(self.now).as_micros().max(1) * u128::from(weight);
         let requests = requests.saturating_mul(usize::try_from(weight).unwrap_or(usize::MAX));
-        (requests, (cost << RATIO_BITS) / next_in.as_micros().max(1), model.last_used)
+        let per_time = (cost << RATIO_BITS) / next_in.as_micros().max(1);
+        (requests > 0, model.is_hot(), requests, per_time, model.last_used)
     }
 
     pub(super) fn space_for(&self, id: usize, up: Activation, claim: Claim) -> Space {
@@ -245,7 +254,7 @@ impl Policy {
         let model = &self.models[id];
         let Some(need) = model.need(up) else {
             // Without a known need, it gets its GPUs alone.
-            let is_kept = holders.iter().any(|other| self.models[*other].is_pinned);
+            let is_kept = holders.iter().any(|other| self.models[*other].is_held());
             return if is_kept { Space::Never } else { self.when(holders, claim) };
         };
         if self.too_large(id).is_some() {
@@ -273,7 +282,7 @@ impl Policy {
         }
     }
 
-    /// Those that have to leave; `None` if pinned ones leave too little. Of `missing` it leaves what they do not free.
+    /// Those that have to leave; `None` if those that are held leave too little. Of `missing` it leaves what they do not free.
     fn leavers(&self, id: usize, holders: Vec<usize>, missing: &mut [i128]) -> Option<Vec<usize>> {
         let mut list: Vec<(usize, Vec<i128>)> = Vec::new();
         for other in holders {
@@ -282,7 +291,7 @@ impl Policy {
             }
             let frees = self.frees_on(other);
             let helps = frees.iter().zip(&*missing).any(|(frees, missing)| *missing > 0 && *frees > 0);
-            if helps && !self.models[other].is_pinned {
+            if helps && !self.models[other].is_held() {
                 subtract(missing, &frees);
                 list.push((other, frees));
             }
@@ -294,8 +303,8 @@ impl Policy {
                 .holders(id)
                 .filter(|other| self.models[*other].rules.gpus.iter().any(is_missing))
                 .chain(list.into_iter().map(|(other, _)| other))
-                .partition(|other| self.models[*other].is_pinned);
-            // A pinned model is in the way, and the known memory of the others is too little.
+                .partition(|other| self.models[*other].is_held());
+            // A held model is in the way, and the known memory of the others is too little.
             let is_never = !kept.is_empty() && all.iter().all(|other| self.models[*other].held.is_some());
             return (!is_never).then_some(all);
         }
@@ -320,8 +329,8 @@ impl Policy {
         };
         let leaving = list.iter().map(|id| per_time(id, self.models[*id].swap_cost(self.now)));
         let hibernating = sleepers.iter().map(|id| per_time(id, self.models[*id].hibernation_cost()));
-        let is_idle = list.iter().all(|id| self.models[*id].is_idle());
-        is_idle && !list.is_empty() && leaving.sum::<u128>() < hibernating.sum()
+        let may_all = list.iter().map(|id| &self.models[*id]).all(|model| model.is_idle() && !model.is_hot());
+        may_all && !list.is_empty() && leaving.sum::<u128>() < hibernating.sum()
     }
 
     /// On each GPU of the machine; unlimited where unknown.
@@ -417,7 +426,7 @@ impl Policy {
     pub(super) fn idled_out_at(&self, id: usize) -> Option<Time> {
         let model = &self.models[id];
         let Stage::Ready { since } = model.stage else { return None };
-        let may = model.is_idle() && !model.is_pinned;
+        let may = model.is_idle() && !model.is_held() && !model.is_hot();
         let idle_max = model.rules.idle_max.filter(|_| may)?;
         Some(model.last_used.after(idle_max).max(since.after(model.rules.residence_min)))
     }

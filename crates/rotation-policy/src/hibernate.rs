@@ -109,7 +109,7 @@ impl Policy {
             let after = model.rules.hibernate_after;
             let is_over = after.is_some_and(|after| self.now >= model.hibernation.asleep_since.after(after));
             // Its GPUs are not kept from others that are waited for.
-            let is_due = (is_over || self.residues_press(id)) && !self.is_other_waited_for(id);
+            let is_due = (is_over || self.residues_press(id)) && !self.is_waited_for_beside(id);
             if (is_due || model.hibernation.is_requested) && !self.is_other_busy(id) {
                 self.begin(id, Step::BeforeHibernation);
             }
@@ -122,11 +122,6 @@ impl Policy {
         };
         (0..self.models.len())
             .any(|other| other != id && self.share(id, other) && is_busy(&self.models[other]))
-    }
-
-    fn is_other_waited_for(&self, id: usize) -> bool {
-        let is_waited_for = |model: &ModelState| !model.is_ready() && model.waiting_since().is_some();
-        (0..self.models.len()).any(|other| self.share(id, other) && is_waited_for(&self.models[other]))
     }
 
     /// Whether sleeping models hold too much on one of its GPUs.
@@ -294,6 +289,7 @@ impl Policy {
             return;
         }
         model.wake_requested = None;
+        model.ends_recall(true);
         model.stop_preloading();
         (model.hibernation.is_requested, model.hibernation.retry_at) = (true, None);
         self.changes += 1;

@@ -47,6 +47,10 @@
 //! - What a model is known to need never shrinks by itself. Where awake ones need more than their GPU has, those of least
 //!   worth leave.
 //! - A model that comes up with the service comes up again where memory is free, after it left for others.
+//! - Of idle models, and of busy ones, a hot one leaves last, and none for being idle. One that is held leaves for nothing.
+//! - While a hot model is not awake, and no command put it to sleep, it comes up again where memory is free. It also takes
+//!   that of models without a request for two minutes that can sleep and are neither hot nor preloaded. So it does not swap
+//!   with requests for ever. A request for another model on its GPUs ends its start, unless it is held.
 //! - An engine that is prepared is started, and sleeps at once if no request came. For that, only models leave that had no
 //!   request for two minutes and can sleep. A request for another model on its GPUs ends its start.
 //! - A hibernating engine is resumed before anything else is asked of it. One whose residue stays is resumed at once, and
@@ -60,6 +64,7 @@ mod control;
 mod cut;
 mod demand;
 mod hibernate;
+mod hot;
 mod kept;
 mod look_count;
 mod looks;
@@ -69,6 +74,7 @@ mod moves;
 mod need;
 mod need_seen;
 mod queue;
+mod recall;
 mod rules;
 mod stage;
 mod step;
@@ -87,6 +93,7 @@ pub use self::stage::StageName;
 pub use self::time::Time;
 
 use self::demand::Demand;
+use self::hot::Hot;
 use self::kept::Kept;
 use self::look_count::{GivenUp, Looks};
 use self::need_seen::Need;
@@ -129,7 +136,7 @@ pub struct Status {
     pub is_ready: bool,
     /// Whether its engine is being started, until its first right answer.
     pub is_starting: bool,
-    /// Whether it is kept awake.
+    /// Whether it is kept awake, and gives way to nothing.
     pub is_pinned: bool,
     /// Waiting requests.
     pub queued: usize,
@@ -182,6 +189,7 @@ struct ModelState {
     /// When a command asked for a wake.
     wake_requested: Option<Time>,
     is_pinned: bool,
+    hot: Hot,
     /// Whether it still has to come up without a request.
     is_preloading: bool,
     /// Whether it sleeps again if no request came by then.
@@ -299,9 +307,9 @@ impl Policy {
             });
             let op = model.op.map(|op| op.deadline);
             let hibernates = self.hibernates_at(id);
-            let kept = self.kept_until(id);
-            let others =
-                [oldest, of_stage, op, self.idled_out_at(id), hibernates, model.no_memory_until, kept];
+            let (kept, recalled) = (self.kept_until(id), model.recalled_at());
+            let idled_out = self.idled_out_at(id);
+            let others = [oldest, of_stage, op, idled_out, hibernates, model.no_memory_until, kept, recalled];
             others.into_iter().flatten().chain(turns)
         };
         (0..self.models.len()).flat_map(of_model).filter(|at| *at > self.now).min()
@@ -314,7 +322,7 @@ impl Policy {
             stage: model.stage.name(),
             is_ready: model.is_ready(),
             is_starting: model.is_starting(),
-            is_pinned: model.is_pinned,
+            is_pinned: model.is_held(),
             queued: model.queue.len(),
             running: model.running,
             kept: model.kept(),
@@ -427,6 +435,7 @@ impl Policy {
             Input::Wake(model) if model.0 < known => {
                 let model = &mut self.models[model.0];
                 if !model.is_ready() {
+                    model.hot.set_put_to_sleep(false);
                     model.wake_requested = model.wake_requested.or(Some(self.now));
                 }
             }
@@ -437,6 +446,8 @@ impl Policy {
             Input::Recheck(model) if model.0 < known => self.recheck(model.0),
             Input::Restart(model) if model.0 < known => self.restart(model.0),
             Input::Pin(model, is_pinned) if model.0 < known => self.models[model.0].is_pinned = is_pinned,
+            Input::Hot(model, is_hot) if model.0 < known => self.models[model.0].set_hot(is_hot, self.now),
+            Input::Hold(model, is_held) if model.0 < known => self.models[model.0].hot.set_held(is_held),
             Input::Shutdown => {
                 self.is_ending = true;
                 (0..known).for_each(|id| self.refuse_all(id, Refusal::ShuttingDown));
@@ -474,7 +485,8 @@ impl Policy {
 
     fn sleep_requested(&mut self, id: usize) {
         let model = &mut self.models[id];
-        (model.wake_requested, model.is_preloading, model.is_displaced) = (None, false, false);
+        (model.wake_requested, model.is_preloading) = (None, false);
+        model.ends_recall(true);
         if model.is_ready() {
             self.leave(id, Leave::Sleep);
         } else if let Stage::Step { step, .. } = &model.stage
@@ -566,7 +578,8 @@ impl Policy {
     fn refuse_all(&mut self, id: usize, refusal: Refusal) {
         self.drop_kept(id);
         let model = &mut self.models[id];
-        (model.is_selected, model.wake_requested, model.is_displaced) = (false, None, false);
+        (model.is_selected, model.wake_requested) = (false, None);
+        model.recall_failed(self.now);
         model.stop_preloading();
         while let Some(request) = model.queue.pop() {
             self.requests.remove(&request);

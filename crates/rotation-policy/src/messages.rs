@@ -68,6 +68,10 @@ pub enum Input {
     Restart(ModelId),
     /// Pin or unpin a model.
     Pin(ModelId, bool),
+    /// Keep a model awake unless a request needs its memory, or no longer. This alone wakes it where memory is free.
+    Hot(ModelId, bool),
+    /// Whether a hot model gives way to nothing, like a pinned one. That ends with its order to be hot.
+    Hold(ModelId, bool),
     /// Only time has passed.
     Tick,
     /// Admit no more requests, and begin nothing.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::demand::Demand;
+use super::hot::Hot;
 use super::kept::Kept;
 use super::look_count::{GivenUp, Looks};
 use super::need_seen::Need;
@@ -28,6 +29,7 @@ impl ModelState {
             last_used: Time::ZERO,
             wake_requested: None,
             is_pinned,
+            hot: Hot::default(),
             is_preloading,
             is_displaced: false,
             sleeps_after: false,

@@ -8,6 +8,7 @@ use super::messages::{Effect, EngineState, Event, OpId, Refusal, Task, TaskOutco
 use super::need_seen::{larger, less, smaller};
 use super::queue::Claim;
 use super::rules::{Gpu, Limits, ModelId};
+use super::stage::StageName;
 use super::step::{Activated, Activation, Leave, Move, Op, Stage, Step, Then};
 use super::time::Time;
 use super::{ModelState, Policy};
@@ -28,31 +29,22 @@ impl Policy {
         let now = self.now;
         let model = &mut self.models[id];
         self.changes += 1;
-        if stage == Stage::Asleep {
+        let (before, name) = (model.stage.name(), stage.name());
+        let is_look = name == StageName::FindingMemory && model.is_recalled() && model.is_preloading;
+        let was_look = model.hot.set_looking(is_look);
+        model.stage = stage;
+        let is_in_vain = was_look && model.activation().is_some();
+        if model.stage == Stage::Asleep && !is_in_vain {
             model.hibernation.asleep_since = now;
         }
-        let is_new = model.stage.name() != stage.name();
-        model.stage = stage;
-        if is_new {
-            let event = Event::Stage(model.stage.name());
-            self.out.push(Effect::Report { model: ModelId(id), event });
+        // A look is a part of what follows, unless it found nothing.
+        let look = (was_look && !is_look && !is_in_vain).then_some(StageName::FindingMemory);
+        let new = (before != name && !is_look && !is_in_vain).then_some(name);
+        for name in look.into_iter().chain(new) {
+            self.out.push(Effect::Report { model: ModelId(id), event: Event::Stage(name) });
         }
         if self.models[id].activation().is_some() {
             self.recall(id);
-        }
-    }
-
-    /// What left for others comes up again where this one has left its GPUs to nothing that waits.
-    fn recall(&mut self, id: usize) {
-        let is_wanted = |model: &ModelState| model.is_selected || model.waiting_since().is_some();
-        for other in 0..self.models.len() {
-            let model = &self.models[other];
-            let may = model.is_displaced && model.rules.preload && model.activation().is_some();
-            let is_beside = |one: &usize| self.share(other, *one);
-            let mut beside = (0..self.models.len()).filter(is_beside);
-            if may && is_beside(&id) && !beside.any(|one| is_wanted(&self.models[one])) {
-                (self.models[other].is_preloading, self.models[other].sleeps_after) = (true, false);
-            }
         }
     }
 
@@ -412,7 +404,8 @@ impl Policy {
         }
         if model.is_preloading && model.waiting_since().is_none() {
             // It comes back once for each time that it left.
-            (self.models[id].is_selected, self.models[id].is_displaced) = (false, false);
+            self.models[id].is_selected = false;
+            self.models[id].recall_failed(self.now);
             self.models[id].stop_preloading();
             return self.enter(id, rests);
         }
@@ -592,6 +585,7 @@ impl Policy {
             // Nothing has changed yet.
             Step::Before => {
                 self.report_failed(id, reason);
+                self.models[id].ends_recall(false);
                 self.enter(id, Stage::Ready { since: self.now });
                 self.test_if_due(id);
             }
@@ -728,12 +722,15 @@ impl Policy {
         let now = self.now;
         let model = &mut self.models[id];
         (model.failures, model.was_restarted, model.is_selected) = (0, false, false);
-        (model.is_displaced, model.repeats_wake, model.slept_by_memory) = (false, false, false);
+        let is_wanted = model.waiting_since().is_some() || model.is_held();
+        let sleeps = std::mem::take(&mut model.sleeps_after) && !is_wanted;
+        // A command may have come while it came up.
+        let was_put_to_sleep = sleeps && model.hot.was_put_to_sleep();
+        model.ends_recall(was_put_to_sleep);
+        (model.repeats_wake, model.slept_by_memory) = (false, false);
         model.is_doubtful = false;
         model.need.is_doubted = false;
         model.looks = Looks::from(now);
-        let is_wanted = model.waiting_since().is_some() || model.is_pinned;
-        let sleeps = std::mem::take(&mut model.sleeps_after) && !is_wanted;
         // Also one that was found awake.
         (model.wake_requested, model.is_preloading, model.last_used) = (None, false, now);
         model.hibernation.is_requested = false;

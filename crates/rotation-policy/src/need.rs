@@ -178,7 +178,7 @@ impl Policy {
             if over <= 0 {
                 continue;
             }
-            let may_leave = |id: &usize| self.models[*id].is_ready() && !self.models[*id].is_pinned;
+            let may_leave = |id: &usize| self.models[*id].is_ready() && !self.models[*id].is_held();
             let mut list: Vec<usize> = awake.iter().copied().filter(may_leave).collect();
             list.sort_by_key(|id| self.worth(*id));
             if list.len() == awake.len() {

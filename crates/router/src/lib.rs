@@ -9,6 +9,7 @@
 //!   stored response goes where that was made, if this router saw it.
 //! - A request goes elsewhere if its node refuses it, cannot be reached, or loses its lease before the answer has begun.
 //!   An answer that has begun is never asked for again.
+//! - Where all nodes refuse a request, its client gets the refusal of a living one.
 //! - A request that waits where its model is not awake goes elsewhere once it is awake there.
 //! - While etcd cannot be reached, it routes by what it knew last. Nodes refuse what is not theirs any more. So it does for
 //!   some seconds behind a loss of etcd's data, until nodes have entered anew.

@@ -12,7 +12,6 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use poorwill_fleet::etcd::{Etcd, Limits};
 use poorwill_rotate::client::{Client, ClientError};
 use poorwill_rotate::config::Config;
 use rustix::process::{Pid, Signal, kill_process};
@@ -244,7 +243,7 @@ async fn serve(parts: &mut Parts, etcd: &Path, duration: Duration) -> Result<Fle
         "an etcd, {NODES} nodes of {} models each, two of which fit, and {ROUTERS} routers; all on this machine",
         MODELS.len()
     ));
-    wait_until_placed(&Etcd::new(&[url], Limits::default())?, parts).await?;
+    wait_until_served(&routers, parts).await?;
     print_places(parts, &routers);
     print(&format!("traffic for {:.0} s; end it with Ctrl-C", duration.as_secs_f64()));
     let began = Instant::now();
@@ -402,24 +401,26 @@ fn client_of(front: SocketAddr) -> Result<Client, Failure> {
     config.map(|config| Client::of(&config)).map_err(|error| Failure::new(error.to_string()))
 }
 
-/// Waits until each model is placed.
-async fn wait_until_placed(etcd: &Etcd, parts: &mut Parts) -> Result<(), Failure> {
+/// Waits until each router serves each model.
+async fn wait_until_served(routers: &[RouterPlace], parts: &mut Parts) -> Result<(), Failure> {
     let began = Instant::now();
-    loop {
-        let reason = match etcd.read("/poorwill/demo/placements/").await {
-            Ok((placements, _)) if placements.len() >= 2 * MODELS.len() => return Ok(()),
-            Ok((placements, _)) => format!("{} placements are there", placements.len()),
-            Err(error) => error.to_string(),
-        };
-        let ended = parts.running.iter_mut().find_map(|(name, child)| {
-            let status = child.try_wait().ok().flatten()?;
-            Some(format!("{name} has ended: {status}"))
-        });
-        if let Some(reason) = ended.or_else(|| (began.elapsed() > START_MAX).then_some(reason)) {
-            return Err(Failure::new(format!("the fleet does not start: {reason}")));
+    for RouterPlace { front, .. } in routers {
+        let client = client_of(*front)?;
+        for model in MODELS {
+            while let Err(error) = client.complete(model, "Are you there?", 1, ANSWER_MAX).await {
+                let ended = parts.running.iter_mut().find_map(|(name, child)| {
+                    let status = child.try_wait().ok().flatten()?;
+                    Some(format!("{name} has ended: {status}"))
+                });
+                let is_late = began.elapsed() > START_MAX;
+                if let Some(reason) = ended.or_else(|| is_late.then(|| error.to_string())) {
+                    return Err(Failure::new(format!("the fleet does not start: {reason}")));
+                }
+                sleep(LOOK_EVERY).await;
+            }
         }
-        sleep(LOOK_EVERY).await;
     }
+    Ok(())
 }
 
 async fn traffic(client: Client, nth: usize, tally: Arc<Mutex<DemoRequests>>) {

@@ -3,6 +3,7 @@
 //! Where there is no etcd, each test says so and ends.
 
 mod chaos;
+mod hot;
 mod parts;
 mod store;
 mod tls;

@@ -126,12 +126,19 @@ impl<'t, 'v> Goals<'t, 'v> {
         self.staying(model).filter(|pair| self.goals[*pair] == Goal::Hot)
     }
 
-    /// What differs, with the last reason.
-    pub(super) fn into_changes(self) -> impl Iterator<Item = (usize, Goal, Why)> {
+    /// What differs, with the last reason. Each may be held by a pin.
+    pub(super) fn into_changes(self, held: &[bool]) -> impl Iterator<Item = (usize, Goal, Why)> {
         let table = self.table;
         let all = self.goals.into_iter().zip(self.whys).enumerate();
         all.filter_map(|(pair, (goal, why))| {
-            (goal != table.pairs[pair].was).then_some(()).and(why).map(|why| (pair, goal, why))
+            let of = &table.pairs[pair];
+            let is_new = goal == Goal::Hot && !of.is_frozen && of.was_held != Some(held[pair]);
+            let why = match (goal != of.was, is_new) {
+                (true, _) => why,
+                (false, true) => Some(if held[pair] { Why::Pinned } else { Why::NotPinned }),
+                (false, false) => None,
+            };
+            why.map(|why| (pair, goal, why))
         })
     }
 }

@@ -291,19 +291,30 @@ fn is_pinned_there(goals: &Goals<'_, '_>, pair: usize) -> bool {
     of.is_pinned && !of.is_leaving && !of.is_frozen
 }
 
-/// Whether a hot copy is one of those that its pin asks for.
+/// Whether a hot copy is kept by its node's configuration, or by a pin.
 fn is_kept(goals: &Goals<'_, '_>, pair: usize) -> bool {
+    let is_staying = goals.get(pair) == Goal::Hot && !goals.table().pairs[pair].is_leaving;
+    is_staying && is_pinned_there(goals, pair) || is_held(goals, pair)
+}
+
+/// Whether a hot copy is one of those that its pin asks for.
+fn is_held(goals: &Goals<'_, '_>, pair: usize) -> bool {
     if goals.get(pair) != Goal::Hot || goals.table().pairs[pair].is_leaving {
         return false;
-    }
-    if is_pinned_there(goals, pair) {
-        return true;
     }
     let model = goals.table().pairs[pair].model;
     let Some(pin) = goals.table().models[model].pin else { return false };
     let mut hot: Vec<usize> = goals.hot(model).filter(|pair| is_for(goals, pin, *pair)).collect();
     hot.sort_by_key(|pair| (Reverse(goals.age_ms(*pair)), *pair));
     hot.iter().take(usize::try_from(pin.copies).unwrap_or(usize::MAX)).any(|kept| *kept == pair)
+}
+
+/// Which pairs are held by a pin. What is not understood stays as it is.
+pub(super) fn held(goals: &Goals<'_, '_>) -> Vec<bool> {
+    let pairs = goals.table().pairs.iter().enumerate();
+    pairs
+        .map(|(pair, of)| if of.is_frozen { of.was_held.unwrap_or(true) } else { is_held(goals, pair) })
+        .collect()
 }
 
 fn pinned(goals: &Goals<'_, '_>) -> Vec<bool> {

@@ -10,7 +10,8 @@
 //!
 //! - A model is placed only on nodes that have it configured, with one goal for each.
 //! - Hot copies on a GPU need no more than its budget together.
-//! - A pinned model is hot where anything can hold it. What is not pinned leaves for it.
+//! - A pinned model is hot where anything can hold it. What is not pinned leaves for it. The oldest of its hot copies are
+//!   held, as many as its pin asks for.
 //! - A model in demand has as many hot copies as carry it, as far as memory is there or is worth more so. The first is
 //!   had where the wakes that it saves pay for it.
 //! - Each model is placed on `copies_min` nodes, in as many failure domains, as far as these have it configured.
@@ -82,12 +83,13 @@ pub fn decide(view: &View, rules: &Rules, now: Time) -> Plan {
             break;
         }
     }
-    let change = |(pair, goal, why): (usize, _, _)| {
-        let pair = &table.pairs[pair];
+    let held = hot::held(&goals);
+    let change = |(at, goal, why): (usize, _, _)| {
+        let pair = &table.pairs[at];
         let (model, node) = (table.models[pair.model].name.clone(), table.nodes[pair.node].name.clone());
-        Change { model, node, write: Write::Goal(goal), why }
+        Change { model, node, write: Write::Goal(goal), is_held: held[at], why }
     };
-    let mut changes: Vec<Change> = goals.into_changes().map(change).collect();
+    let mut changes: Vec<Change> = goals.into_changes(&held).map(change).collect();
     changes.extend(table.stray.iter().cloned());
     changes.sort_by(|one, other| (&one.model, &one.node).cmp(&(&other.model, &other.node)));
     lacks.sort_by_key(|(model, _)| *model);

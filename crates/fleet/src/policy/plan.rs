@@ -2,8 +2,9 @@
 
 use std::fmt;
 
+use super::time::Time;
 use crate::name::{ModelName, NodeName};
-use crate::records::{Goal, Rate};
+use crate::records::{Goal, Placement, Rate};
 
 /// What to write. It is empty if all is as it should be.
 ///
@@ -28,7 +29,7 @@ pub struct Plan {
 /// use poorwill_fleet::records::Goal;
 ///
 /// let (model, node) = ("qwen".parse()?, "gpu-17".parse()?);
-/// let change = Change { model, node, write: Write::Goal(Goal::Hot), why: Why::Pinned };
+/// let change = Change { model, node, write: Write::Goal(Goal::Hot), is_held: true, why: Why::Pinned };
 /// assert_eq!(change.to_string(), "`qwen` on `gpu-17`: hot, since it is pinned");
 /// # Ok::<(), poorwill_fleet::name::NameError>(())
 /// ```
@@ -40,13 +41,40 @@ pub struct Change {
     pub node: NodeName,
     /// What to do with their placement.
     pub write: Write,
+    /// Whether an operator's pin keeps it there.
+    pub is_held: bool,
     /// The reason.
     pub why: Why,
 }
 
+impl Change {
+    /// What a controller with this fence writes in place of what there is; `None` to remove it. A goal that stays keeps
+    /// its age.
+    ///
+    /// ```
+    /// use poorwill_fleet::policy::{Change, Time, Why, Write};
+    /// use poorwill_fleet::records::{Goal, Placement};
+    ///
+    /// let (model, node) = ("qwen".parse()?, "gpu-17".parse()?);
+    /// let change = Change { model, node, write: Write::Goal(Goal::Hot), is_held: true, why: Why::Pinned };
+    /// let before = Placement::new(1, Goal::Hot, 5, "");
+    /// let written = change.placement(2, Some(&before), Time(9)).map(|one| (one.changed_at_ms, one.pinned));
+    /// assert_eq!(written, Some((5, Some(true))));
+    /// # Ok::<(), poorwill_fleet::name::NameError>(())
+    /// ```
+    #[must_use]
+    pub fn placement(&self, fence: u64, before: Option<&Placement>, now: Time) -> Option<Placement> {
+        let Write::Goal(goal) = self.write else { return None };
+        let since_ms =
+            before.filter(|before| before.goal == goal).map_or(now.0, |before| before.changed_at_ms);
+        let placement = Placement::new(fence, goal, since_ms, &self.why.to_string());
+        Some(Placement { pinned: (goal == Goal::Hot).then_some(self.is_held), ..placement })
+    }
+}
+
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { model, node, write, why } = self;
+        let Self { model, node, write, why, .. } = self;
         write!(f, "`{model}` on `{node}`: {write}, since {why}")
     }
 }
@@ -86,7 +114,9 @@ impl fmt::Display for Write {
 pub enum Why {
     /// An operator wants it hot.
     Pinned,
-    /// The configuration of the node does.
+    /// It was held by a pin, and stays hot without that.
+    NotPinned,
+    /// The configuration of the node wants it hot.
     PinnedThere,
     /// Its hot copies carry less than its demand.
     Demand {
@@ -142,6 +172,7 @@ impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Pinned => f.write_str("it is pinned"),
+            Self::NotPinned => f.write_str("no pin keeps it any more"),
             Self::PinnedThere => f.write_str("the node's configuration pins it"),
             Self::Demand { requests, rate, copies } => {
                 write!(f, "{requests} requests and {rate:?} take {copies} hot copies")

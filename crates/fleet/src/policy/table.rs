@@ -51,6 +51,8 @@ pub(super) struct Pair<'v> {
     /// Whether the node's own configuration pins it.
     pub(super) is_pinned: bool,
     pub(super) was: Goal,
+    /// Whether its placement says that an operator's pin keeps it, if it says so.
+    pub(super) was_held: Option<bool>,
     /// How long it has had that goal.
     pub(super) age_ms: u64,
     /// Whether something about it was not understood. It is left as it is.
@@ -88,6 +90,7 @@ impl<'v> Table<'v> {
                     stage: record.map_or(Stage::Unknown, |record| record.stage),
                     is_pinned: record.is_some_and(|record| record.pinned),
                     was: Goal::None,
+                    was_held: None,
                     age_ms: u64::MAX,
                     is_frozen: record.is_none() || seen.record.is_none(),
                     is_leaving: of_node.is_draining || is_out,
@@ -211,13 +214,14 @@ fn place(
                 None => continue,
             };
             lost_hot |= seen.is_none() && is_hot;
-            stray.push(Change { model: name.clone(), node: node.clone(), write, why });
+            stray.push(Change { model: name.clone(), node: node.clone(), write, is_held: false, why });
             continue;
         };
         let pair = &mut pairs[at];
         match placement {
             Some(placement) => {
                 (pair.was, pair.age_ms) = (placement.goal, now.age_ms(placement.changed_at_ms));
+                pair.was_held = placement.pinned;
             }
             None => pair.is_frozen = true,
         }

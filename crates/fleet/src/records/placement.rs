@@ -20,7 +20,7 @@ pub enum Goal {
     None,
     /// Take its requests, and have it ready to wake: asleep, hibernating or on disk.
     Warm,
-    /// Take its requests, and keep it awake. It leaves last.
+    /// Take its requests, and keep it awake. Of idle models, it leaves last.
     Hot,
 }
 
@@ -42,7 +42,7 @@ impl std::fmt::Display for Goal {
 /// use poorwill_fleet::records::{Goal, Placement};
 ///
 /// let placement = Placement::new(41, Goal::Warm, 1_700_000_000_000, "1 of 2 copies is left");
-/// assert_eq!((placement.fence, placement.goal), (41, Goal::Warm));
+/// assert_eq!((placement.fence, placement.goal, placement.is_held()), (41, Goal::Warm, false));
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
@@ -57,13 +57,22 @@ pub struct Placement {
     /// The reason, for people.
     #[serde(default)]
     pub why: String,
+    /// Whether a hot copy is kept by an operator's pin. `None` of controllers that do not say so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pinned: Option<bool>,
 }
 
 impl Placement {
-    /// As a controller with this fence writes it.
+    /// As a controller with this fence writes it, without a word of pins.
     #[must_use]
     pub fn new(fence: u64, goal: Goal, changed_at_ms: u64, why: &str) -> Self {
-        Self { format: FORMAT, fence, goal, changed_at_ms, why: why.to_owned() }
+        Self { format: FORMAT, fence, goal, changed_at_ms, why: why.to_owned(), pinned: None }
+    }
+
+    /// Whether it gives way to nothing: a hot copy that is pinned, or of which that is not known.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.goal == Goal::Hot && self.pinned.unwrap_or(true)
     }
 }
 

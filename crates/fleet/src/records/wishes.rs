@@ -21,7 +21,7 @@ pub struct Drain {
     pub why: String,
 }
 
-/// A wish that a model is awake.
+/// A wish that a model is awake. As many of its hot copies as it asks for give way to no request.
 ///
 /// ```
 /// use poorwill_fleet::records::{Pin, Record};

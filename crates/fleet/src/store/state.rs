@@ -254,9 +254,16 @@ impl Store {
         }
     }
 
-    /// Whether all of them can be carried out. Removals make room for the next transaction only.
+    /// Whether all of them can be carried out. What they remove makes room for what they put.
     fn check_operations(&self, operations: &[Operation]) -> Result<(), Refusal> {
-        let (mut keys, mut bytes) = (self.entries.len(), self.bytes);
+        let spans = operations.iter().filter_map(|operation| match operation {
+            Operation::Delete(span) => Some(span),
+            Operation::Put(_) | Operation::Range(_) => None,
+        });
+        let removed: BTreeMap<&Bytes, &StoredValue> = spans.flat_map(|span| self.within(span)).collect();
+        let mut keys = self.entries.len() - removed.len();
+        let mut bytes =
+            self.bytes - removed.iter().map(|(key, of)| key.len() + of.value.len()).sum::<usize>();
         for PutCall { key, value, lease } in operations.iter().filter_map(put) {
             if *lease != 0 && !self.leases.contains_key(lease) {
                 return Err(NO_LEASE);

@@ -233,6 +233,36 @@ fn a_drain_ends_beside_a_node_that_is_not_understood() {
     assert_eq!(goals(&view, "a", &["n1", "n2"]), [Goal::Hot, Goal::None]);
 }
 
+/// A node learns it from the placement, whose age stays.
+#[test]
+fn a_pin_holds_the_oldest_copies() {
+    let mut view = with(fleet(2), "a", &["n0", "n1"], 30, 20.0, Stage::Awake);
+    place(&mut view, "a", "n0", Goal::Hot);
+    place(&mut view, "a", "n1", Goal::Hot);
+    let newer = view.placements.get_mut("a").unwrap().get_mut("n0").unwrap().as_mut().unwrap();
+    newer.changed_at_ms += 1_000;
+    let before = newer.changed_at_ms;
+    let held = |view: &View| ["n0", "n1"].map(|node| view.placement("a", node).unwrap().is_held());
+    view.pins.insert("a".parse().unwrap(), Pin::new(1));
+    run(&mut view, 0..2);
+    assert_eq!(held(&view), [false, true]);
+    view.pins.insert("a".parse().unwrap(), Pin::new(2));
+    let plans = run(&mut view, 2..4);
+    assert_eq!(
+        plans[0].changes.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        ["`a` on `n0`: hot, since it is pinned"]
+    );
+    assert_eq!(plans[1].changes, []);
+    assert_eq!((held(&view), view.placement("a", "n0").unwrap().changed_at_ms), ([true; 2], before));
+    let pin = Pin { nodes: vec!["n0".parse().unwrap()], ..Pin::new(1) };
+    view.pins.insert("a".parse().unwrap(), pin);
+    run(&mut view, 4..5);
+    assert_eq!(held(&view), [true, false]);
+    view.pins.clear();
+    run(&mut view, 5..6);
+    assert_eq!(held(&view), [false; 2]);
+}
+
 #[test]
 fn a_pin_displaces_what_is_not_pinned() {
     let mut view = with(fleet(1), "a", &["n0"], 60, 30.0, Stage::Asleep);

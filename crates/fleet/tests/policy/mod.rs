@@ -6,7 +6,7 @@ mod views;
 use std::collections::BTreeSet;
 
 use poorwill_fleet::policy::{Lack, Plan, Rules, Shortage, Time, View, Write, decide};
-use poorwill_fleet::records::{Goal, write};
+use poorwill_fleet::records::{Goal, Placement, write};
 use poorwill_testkit::effort::Effort;
 use proptest::prelude::*;
 
@@ -91,6 +91,27 @@ proptest! {
     }
 
     #[test]
+    fn a_pin_holds_as_many_hot_copies_as_it_asks_for(view in view(), rules in rules()) {
+        let (_, after) = planned(&view, &rules);
+        for (model, nodes) in &after.placements {
+            let known = nodes.iter().filter(|(node, _)| !is_frozen(&after, model, node));
+            let is_there = |node: &_| after.nodes.contains_key(node) && !is_leaving(&after, model, node);
+            let hot = |node: &_| is_there(node) && hot_on(&after, node).contains(model);
+            let pin = after.pins.get(model);
+            let may = |node: &_| pin.is_some_and(|pin| pin.nodes.is_empty() || pin.nodes.contains(node));
+            let all_known = nodes.keys().all(|node| !is_frozen(&after, model, node));
+            let (mut held, mut could) = (0, 0);
+            for (node, placement) in known {
+                let is_held = placement.as_ref().is_some_and(Placement::is_held);
+                prop_assert!(!is_held || hot(node) && may(node), "`{model}` on {node}");
+                (held, could) = (held + u64::from(is_held), could + u64::from(hot(node) && may(node)));
+            }
+            let wanted = pin.map_or(0, |pin| u64::from(pin.copies)).min(could);
+            prop_assert!(held <= wanted && (held == wanted || !all_known), "`{model}`: {held} of {wanted}");
+        }
+    }
+
+    #[test]
     fn memory_is_not_said_to_lack_where_it_is_free(view in view(), rules in rules()) {
         let (plan, after) = planned(&view, &rules);
         for shortage in plan.shortages.iter().filter(|one| matches!(one.lack, Lack::Memory { .. })) {
@@ -168,7 +189,7 @@ proptest! {
 /// Their JSON is valid, too.
 #[test]
 fn placements_can_be_written() {
-    let placement = poorwill_fleet::records::Placement::new(3, Goal::Hot, NOW.0, "it is pinned");
+    let placement = Placement::new(3, Goal::Hot, NOW.0, "it is pinned");
     let key =
         poorwill_fleet::keys::Key::Placement { model: "a".parse().unwrap(), node: "b".parse().unwrap() };
     let json = write(&key, &placement).unwrap();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use poorwill_fleet::keys::Key;
 use poorwill_fleet::name::{FleetName, ModelName, NodeName};
-use poorwill_fleet::policy::{NodeView, Plan, Rules, Time, View, Write};
+use poorwill_fleet::policy::{NodeView, Plan, Rules, Time, View};
 use poorwill_fleet::records::{
     Costs, Drain, Goal, GpuRecord, ModelRecord, NodeRecord, Pin, Placement, Rate, Requests, Stage, write,
 };
@@ -76,7 +76,10 @@ prop_compose! {
 fn placement() -> impl Strategy<Value = Option<Placement>> {
     let goal = prop::sample::select(vec![Goal::Hot, Goal::Hot, Goal::Warm, Goal::None]);
     let age_ms = prop::sample::select(vec![0, 30_000, 90_000, 600_000, 9_000_000]);
-    let one = (goal, age_ms).prop_map(|(goal, age_ms)| Placement::new(5, goal, NOW.0 - age_ms, ""));
+    let one = (goal, age_ms, any::<bool>()).prop_map(|(goal, age_ms, is_held)| {
+        let placement = Placement::new(5, goal, NOW.0 - age_ms, "");
+        Placement { pinned: (goal == Goal::Hot).then_some(is_held), ..placement }
+    });
     prop::option::weighted(0.97, one)
 }
 
@@ -152,15 +155,9 @@ pub(crate) fn entries(view: &View, fleet: &FleetName) -> Vec<(String, String)> {
 pub(crate) fn apply(view: &mut View, plan: &Plan, at: Time) {
     for change in &plan.changes {
         let nodes = view.placements.entry(change.model.clone()).or_default();
-        match change.write {
-            Write::Goal(goal) => {
-                let placement = Placement::new(5, goal, at.0, &change.why.to_string());
-                nodes.insert(change.node.clone(), Some(placement));
-            }
-            Write::Remove => {
-                nodes.remove(&change.node);
-            }
-        }
+        let before = nodes.remove(&change.node).flatten();
+        let placement = change.placement(5, before.as_ref(), at);
+        nodes.extend(placement.map(|placement| (change.node.clone(), Some(placement))));
     }
     view.placements.retain(|_, nodes| !nodes.is_empty());
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use poorwill_fleet::name::{ModelName, NodeName};
-use poorwill_fleet::policy::{NodeView, Rules, Time, View, Write, decide};
+use poorwill_fleet::policy::{NodeView, Rules, Time, View, decide};
 use poorwill_fleet::records::{
     Costs, Goal, GpuRecord, ModelRecord, NodeRecord, Placement, Rate, Requests, Stage,
 };
@@ -244,17 +244,10 @@ impl Placing for Fleet {
         let mut goals = Vec::new();
         for change in plan.changes {
             let placements = self.view.placements.entry(change.model.clone()).or_default();
-            let goal = match change.write {
-                Write::Goal(goal) => {
-                    let placement = Placement::new(1, goal, world.now, "");
-                    placements.insert(change.node.clone(), Some(placement));
-                    goal
-                }
-                Write::Remove => {
-                    placements.remove(&change.node);
-                    Goal::None
-                }
-            };
+            let before = placements.remove(&change.node).flatten();
+            let placement = change.placement(1, before.as_ref(), Time(world.now));
+            let goal = placement.as_ref().map_or(Goal::None, |placement| placement.goal);
+            placements.extend(placement.map(|placement| (change.node.clone(), Some(placement))));
             let (node, model) = (number(change.node.as_str()), number(change.model.as_str()));
             let copies = &world.models[model].copies;
             let copy = copies.iter().copied().find(|copy| world.copies[*copy].node == node).unwrap();

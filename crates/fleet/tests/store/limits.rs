@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::Servers;
 use super::servers::{Settings, exchange};
-use super::support::{LONG_TTL, changes, delete, eventually, names, put, steady};
+use super::support::{LONG_TTL, changes, eventually, names, put, steady};
 
 fn limited(limits: StoreLimits) -> (Servers, Etcd) {
     let servers = Servers::with(Settings { limits, ..Settings::default() });
@@ -43,16 +43,17 @@ async fn a_full_store_keeps_what_it_has_until_something_is_removed() {
         let before = etcd.read("/").await.unwrap();
         let mut watch = etcd.watch("/", before.1 + 1).await.unwrap();
         let another = Txn::new().put("/d", "1", None);
-        // Neither is what would fit beside it written, nor what it would make room by.
-        for txn in [another.clone(), another.clone().put("/a", "2", None), another.clone().delete("/a")] {
+        let two = another.clone().put("/e", "1", None);
+        // Neither is what would fit beside it written, nor what makes room for a part of it removed.
+        for txn in [another.clone(), another.clone().put("/a", "2", None), two.delete("/a")] {
             is_refused(etcd.commit(&txn).await, words);
             assert_eq!(etcd.read("/").await.unwrap(), before);
         }
         // What is there is written again.
         put(&etcd, "/a", "2", None).await;
         put(&etcd, "/c", "2", Some(lease)).await;
-        delete(&etcd, "/b").await;
-        put(&etcd, "/d", "1", None).await;
+        // A name takes the place of another.
+        assert!(etcd.commit(&another.delete("/b")).await.unwrap().has_succeeded);
         is_refused(etcd.commit(&Txn::new().put("/e", "1", None)).await, words);
         etcd.revoke(lease).await.unwrap();
         put(&etcd, "/e", "1", None).await;
@@ -64,7 +65,7 @@ async fn a_full_store_keeps_what_it_has_until_something_is_removed() {
                 Event::Removed { key, .. } => format!("no {key}"),
             }));
         }
-        assert_eq!(seen, ["/a", "/c", "no /b", "/d", "no /c", "/e"]);
+        assert_eq!(seen, ["/a", "/c", "/d", "no /b", "no /c", "/e"]);
     }
 }
 

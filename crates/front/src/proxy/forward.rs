@@ -712,7 +712,7 @@ impl Job {
         let backend = Arc::clone(&self.proxy.backend);
         let (mut tried, mut anew) = (Vec::new(), 0);
         // Where it waited in vain. It may go back there, and stays then.
-        let mut was_taken_back = None;
+        let (mut was_taken_back, mut refused) = (None, None);
         let may_repeat = self.may_repeat();
         loop {
             // Kept only where there may be other destinations, or a new engine.
@@ -747,17 +747,35 @@ impl Job {
             }
             tried.push(self.route.url.clone());
             let Some(route) = self.next_route(&mut tried, &mut was_taken_back) else {
-                let response = answered?;
-                if response.status() == StatusCode::MISDIRECTED_REQUEST {
-                    return Err(ApiError::not_owned(&self.route.name, NotOwned::Nowhere));
-                }
-                return Ok((response, admission));
+                return self.most_telling(answered, admission, refused);
             };
+            refused = NodeRefusal::of(answered, admission, &self.route).or(refused);
             self.upstream = again;
             self.upstream.headers_mut().insert(header::HOST, host_of(&route)?);
             self.route = Arc::new(route);
             admission = self.admission().await?;
         }
+    }
+
+    /// What the client gets where every destination refused its request. What a living one said of the model comes before
+    /// that another one cannot be reached. It does not hide that the last one may have begun, or what failed here.
+    fn most_telling(
+        &mut self,
+        last: Result<Response<EngineBody>, ApiError>,
+        admission: Admission,
+        before: Option<NodeRefusal>,
+    ) -> Result<(Response<EngineBody>, Admission), ApiError> {
+        let is_misdirected = |last: &Response<EngineBody>| last.status() == StatusCode::MISDIRECTED_REQUEST;
+        let says_less = last.as_ref().map_or_else(ApiError::is_not_begun, is_misdirected);
+        if let Some(NodeRefusal { response, admission, route }) = before.filter(|_| says_less) {
+            self.route = route;
+            return Ok((response, admission));
+        }
+        let last = last?;
+        if is_misdirected(&last) {
+            return Err(ApiError::not_owned(&self.route.name, NotOwned::Nowhere));
+        }
+        Ok((last, admission))
     }
 
     /// Another destination. If there is none, it is the one where the request waited in vain, once.
@@ -825,6 +843,25 @@ impl Job {
         *response.status_mut() = parts.status;
         *response.headers_mut() = parts.headers;
         response
+    }
+}
+
+/// A living node's refusal, before its engine had the request.
+struct NodeRefusal {
+    response: Response<EngineBody>,
+    admission: Admission,
+    route: Arc<Route>,
+}
+
+impl NodeRefusal {
+    /// `None` if it said nothing of the model.
+    fn of(
+        answered: Result<Response<EngineBody>, ApiError>,
+        admission: Admission,
+        route: &Arc<Route>,
+    ) -> Option<Self> {
+        let response = answered.ok().filter(|one| one.status() != StatusCode::MISDIRECTED_REQUEST)?;
+        Some(Self { response, admission, route: Arc::clone(route) })
     }
 }
 

@@ -168,6 +168,40 @@ fn without_another_destination_the_answer_is_said() {
     });
 }
 
+/// A living node says what is with the model, and how long that lasts. The others say nothing of it.
+#[test]
+fn the_client_reads_the_refusal_of_a_living_node() {
+    run(async {
+        let said = r#"{"error":{"code":"no_room","message":"a","type":"b"}}"#;
+        for last in ["gone", "421", "503", "breaks off"] {
+            let (setup, other) = two().await;
+            let mut client = setup.asking(ASK).await;
+            let mut first = setup.engine().await;
+            first.message().await;
+            if last == "gone" {
+                drop(other);
+                first.send(refusal("503", said)).await;
+            } else {
+                first.send(refusal("503", said)).await;
+                let mut second = Wire::new(other.accept().await.unwrap().0);
+                second.message().await;
+                match last {
+                    "breaks off" => drop(second),
+                    status => second.send(refusal(status, &said.replace("no_room", "queue_full"))).await,
+                }
+            }
+            let (status, body) = reply(&mut client).await;
+            let wanted = match last {
+                "503" => (503, "queue_full"),
+                // It had the request.
+                "breaks off" => (502, "engine_broke_off"),
+                _ => (503, "no_room"),
+            };
+            assert_eq!((status, code(&body)), wanted, "{last}");
+        }
+    });
+}
+
 /// An engine that is busy has had the request. So has one that breaks off, and what it did may not be done twice.
 #[test]
 fn what_may_have_been_done_is_not_done_again() {

@@ -75,6 +75,7 @@ impl Agent {
             owned: owned.clone(),
             orders,
             refused: Vec::new(),
+            held: BTreeSet::new(),
             rates: Rates::default(),
             preparations: Preparations::default(),
             lease: None,
@@ -116,6 +117,8 @@ struct Worker {
     orders: Orders,
     /// Placements that cannot be followed, each with the reason.
     refused: Vec<String>,
+    /// Models that were ordered to give way to nothing.
+    held: BTreeSet<String>,
     rates: Rates,
     preparations: Preparations,
     /// Under which the records are that were sent.
@@ -197,7 +200,7 @@ impl Worker {
             }
             let config = self.service.config();
             if !Arc::ptr_eq(&config, &self.config) {
-                // A reload may have brought models, and has set pins as the file says.
+                // A reload may have brought models.
                 (self.config, self.was_followed) = (config, false);
                 let goals = self.read_goals(&placements.borrow());
                 self.follow(goals).await;
@@ -391,16 +394,17 @@ impl Worker {
             let text = write(&node_key, &now.node)?;
             push(&|txn| txn.put(&node_path, &text, Some(lease)));
         }
+        // They make room for what comes.
+        for model in sent.models.keys().filter(|model| !now.models.contains_key(*model)) {
+            let (_, path) = model_path(model);
+            push(&|txn| txn.delete(&path));
+        }
         for (model, record) in &now.models {
             if sent.models.get(model) != Some(record) {
                 let (key, path) = model_path(model);
                 let text = write::<ModelRecord>(&key, record)?;
                 push(&|txn| txn.put(&path, &text, Some(lease)));
             }
-        }
-        for model in sent.models.keys().filter(|model| !now.models.contains_key(*model)) {
-            let (_, path) = model_path(model);
-            push(&|txn| txn.delete(&path));
         }
         let mut was_asked = false;
         for txn in txns.iter().filter(|txn| is_due || !txn.is_empty()) {
@@ -453,7 +457,7 @@ impl Worker {
                 Some(entry) => {
                     self.placed.insert(model.name.clone());
                     match ordered(&key, &entry.value) {
-                        Ok(goal) => self.orders.take(&model.name, goal),
+                        Ok(placement) => self.orders.take(&model.name, placement.goal, placement.is_held()),
                         Err(reason) => refused.push(reason),
                     }
                     self.orders.goal(&model.name)
@@ -473,29 +477,38 @@ impl Worker {
     async fn follow(&mut self, goals: Option<BTreeMap<String, Goal>>) {
         let Some(goals) = goals else { return };
         self.orders.keep().await;
-        let config = self.service.config();
         let is_first = !std::mem::replace(&mut self.was_followed, true);
-        let all = is_first.then(|| goals.clone().into_iter().collect());
-        let changed = self.owned.set_goals(goals);
-        for (model, goal) in all.unwrap_or(changed) {
-            let is_pinned = config.models.iter().any(|one| one.name == model && one.rules.is_pinned);
-            tracing::info!(model, %goal, "a model has a new goal");
-            let order = |command| {
-                // A model that a reload removed has nothing to follow.
-                let _known: bool = self.service.command(&model, command);
-            };
-            order(ModelCommand::Pin(is_pinned || goal == Goal::Hot));
-            if goal == Goal::Hot {
-                order(ModelCommand::Wake);
+        let held = self.orders.held();
+        let before = std::mem::replace(&mut self.held, held.clone());
+        let new = self.owned.set_goals(goals.clone());
+        let is_new = |model: &String| new.iter().any(|(one, _)| one == model);
+        let is_changed = |model: &String| held.contains(model) != before.contains(model);
+        let due = goals.into_iter().filter(|(model, _)| is_first || is_new(model) || is_changed(model));
+        let mut due: Vec<(String, Goal)> = due.collect();
+        // Those that give memory come before those that take it.
+        due.sort_by_key(|(model, goal)| (*goal, held.contains(model)));
+        for (model, goal) in due {
+            let is_held = held.contains(&model);
+            tracing::info!(model, %goal, is_held, "a model has a new goal");
+            self.order(&model, ModelCommand::Hot(goal == Goal::Hot));
+            self.order(&model, ModelCommand::Hold(is_held));
+            // What is not held looks for memory by itself, and takes none that is in use.
+            if is_held && (is_new(&model) || is_changed(&model)) {
+                self.order(&model, ModelCommand::Wake);
             }
         }
+    }
+
+    fn order(&self, model: &str, command: ModelCommand) {
+        // A model that a reload removed has nothing to follow.
+        let _known: bool = self.service.command(model, command);
     }
 }
 
 /// What a placement orders, or why it is not followed.
-fn ordered(key: &Key, json: &[u8]) -> Result<Goal, String> {
+fn ordered(key: &Key, json: &[u8]) -> Result<Placement, String> {
     match read::<Placement>(key, json) {
-        Ok(Reading::Known(placement)) => Ok(placement.goal),
+        Ok(Reading::Known(placement)) => Ok(placement),
         Ok(Reading::Newer { format }) => {
             Err(format!("record `{key}` has format {format}; upgrade this node"))
         }

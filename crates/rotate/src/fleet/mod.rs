@@ -3,6 +3,8 @@
 //! Its own decisions stay its own: a placement says which models it may serve and keeps awake, and the policy does
 //! everything else. Without etcd it gets no new placement, and everything stays as it was.
 //!
+//! A hot model gives way to a request that finds no other room, unless an operator pinned it.
+//!
 //! Promises:
 //!
 //! - A request is served if its model was placed here by the last order. All others get 421, and a router takes them

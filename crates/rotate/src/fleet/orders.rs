@@ -5,7 +5,7 @@
 //! - An order holds until another one comes, also over a start without etcd.
 //! - Who holds the folder knows the processes before it by their instances. All of them are dead.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use poorwill_fleet::records::Goal;
@@ -30,6 +30,8 @@ pub(super) struct Orders {
     path: Option<PathBuf>,
     kept: OrdersFile,
     is_changed: bool,
+    /// Hot models that no operator pinned, as etcd said since this start.
+    giving_way: BTreeSet<String>,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -48,7 +50,7 @@ impl Orders {
         kept.instances.push(instance.to_owned());
         let surplus = kept.instances.len().saturating_sub(INSTANCES_MAX);
         kept.instances.drain(..surplus);
-        Ok(Self { path, kept, is_changed: true })
+        Ok(Self { path, kept, is_changed: true, giving_way: BTreeSet::new() })
     }
 
     /// Whether a process was this node before, or is it now.
@@ -65,15 +67,25 @@ impl Orders {
         self.kept.models.get(model).copied()
     }
 
-    pub(super) fn take(&mut self, model: &str, goal: Goal) {
-        let before = self.kept.models.insert(model.to_owned(), goal);
-        self.is_changed |= before != Some(goal);
+    /// Hot models that give way to nothing: those that operators pinned, and before etcd said so, all.
+    pub(super) fn held(&self) -> BTreeSet<String> {
+        let hot = self.kept.models.iter().filter(|(_, goal)| **goal == Goal::Hot);
+        hot.map(|(model, _)| model).filter(|model| !self.giving_way.contains(*model)).cloned().collect()
+    }
+
+    pub(super) fn take(&mut self, model: &str, goal: Goal, is_held: bool) {
+        self.is_changed |= self.kept.models.insert(model.to_owned(), goal) != Some(goal);
+        if is_held {
+            self.giving_way.remove(model);
+        } else {
+            self.giving_way.insert(model.to_owned());
+        }
     }
 
     /// Nothing orders anything of it now. It still takes requests, and is not kept awake for them.
     pub(super) fn absent(&mut self, model: &str) -> Option<Goal> {
         let goal = self.goal(model)?.min(Goal::Warm);
-        self.take(model, goal);
+        self.take(model, goal, false);
         Some(goal)
     }
 
@@ -119,12 +131,17 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let read = |instance: &str| Orders::read(Some(folder.path()), instance);
         let mut orders = read("first").unwrap();
-        orders.take("a", Goal::Hot);
+        orders.take("a", Goal::Hot, true);
+        orders.take("b", Goal::Warm, true);
         orders.keep().await;
-        orders.take("a", Goal::Warm);
+        assert!(read("between").unwrap().held().iter().eq(["a"]));
+        orders.take("a", Goal::Hot, false);
+        assert!(orders.held().is_empty());
+        orders.take("a", Goal::Warm, false);
         orders.keep().await;
         let orders = read("second").unwrap();
-        assert_eq!(*orders.goals(), BTreeMap::from([("a".to_owned(), Goal::Warm)]));
+        let goals = ["a", "b"].map(|model| (model.to_owned(), Goal::Warm));
+        assert_eq!(*orders.goals(), BTreeMap::from(goals));
         assert!(orders.was_here("first") && orders.was_here("second") && !orders.was_here("third"));
         std::fs::write(folder.path().join(FILE), "{").unwrap();
         assert!(read("third").unwrap_err().to_string().contains("remove it"));
@@ -135,8 +152,9 @@ mod tests {
         let mut orders = Orders::default();
         assert_eq!(orders.absent("a"), None);
         for (goal, then) in [(Goal::Hot, Goal::Warm), (Goal::Warm, Goal::Warm), (Goal::None, Goal::None)] {
-            orders.take("a", goal);
+            orders.take("a", goal, true);
             assert_eq!(orders.absent("a"), Some(then));
+            assert!(orders.held().is_empty());
         }
     }
 }

@@ -481,6 +481,7 @@ impl Actor {
         self.step(Input::Tick);
         for id in gone {
             self.step(Input::Pin(ModelId(id), false));
+            self.step(Input::Hot(ModelId(id), false));
         }
     }
 

@@ -400,6 +400,8 @@ impl Service {
             ModelCommand::Hibernate => Input::Hibernate(model),
             ModelCommand::Restart => Input::Restart(model),
             ModelCommand::Pin(is_pinned) => Input::Pin(model, is_pinned),
+            ModelCommand::Hot(is_hot) => Input::Hot(model, is_hot),
+            ModelCommand::Hold(is_held) => Input::Hold(model, is_held),
         };
         self.0.messages.send(Message::Input(input)).is_ok()
     }

@@ -354,4 +354,8 @@ pub enum ModelCommand {
     Restart,
     /// Pin or unpin it.
     Pin(bool),
+    /// Keep it awake unless a request needs its memory, or no longer.
+    Hot(bool),
+    /// Whether it gives way to nothing while that is ordered, like a pinned one.
+    Hold(bool),
 }

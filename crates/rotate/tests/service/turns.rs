@@ -302,7 +302,13 @@ async fn commands_events_and_the_state_at_the_start() {
     assert!(service.command("b-alias", ModelCommand::Wake));
     assert!(!service.command("unknown", ModelCommand::Wake));
     until(&service, "b ready", |snapshot| is_ready(snapshot, "b") && !is_ready(snapshot, "a")).await;
-    assert!(service.command("b", ModelCommand::Pin(true)));
+    // A hot model gives way to a request, and a pinned one does not.
+    assert!(service.command("b", ModelCommand::Hot(true)));
+    assert_eq!(complete(&service, &machine, "a").await, Ok(()));
+    until(&service, "a ready", |snapshot| is_ready(snapshot, "a") && !is_ready(snapshot, "b")).await;
+    assert!(service.command("a", ModelCommand::Sleep));
+    until(&service, "b comes back", |snapshot| is_ready(snapshot, "b")).await;
+    assert!(service.command("b", ModelCommand::Hold(true)));
     let pinned = until(&service, "b pinned", |snapshot| snapshot.models[1].is_pinned).await;
     assert!(!pinned.models[0].is_pinned);
     assert!(service.command("b", ModelCommand::Sleep));

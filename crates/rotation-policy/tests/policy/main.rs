@@ -6,6 +6,7 @@ mod corners;
 mod cuts;
 mod fixture;
 mod hibernation;
+mod hot;
 mod looks;
 mod needs;
 mod scenarios;

@@ -41,7 +41,7 @@ impl Simulation {
         simulation
     }
 
-    /// Correct engines with permanent demand: one on two GPUs, and two on each.
+    /// Correct engines with permanent demand: one on two GPUs, and two on each. In half of the schedules some are hot.
     pub(crate) fn busy(seed: u64) -> Self {
         let mut rng = Rng::of(seed);
         let mut engines: Vec<Engine> = (0..5).map(|_| engine(&mut rng, 1, Faults::None)).collect();
@@ -57,10 +57,13 @@ impl Simulation {
         }
         let mut simulation = Self::of(seed, rng, Faults::None, engines);
         simulation.is_busy = true;
+        for model in (0..5).filter(|model| seed % 2 == 1 && (seed >> model).is_multiple_of(3)) {
+            simulation.tell(Input::Hot(ModelId(model), true));
+        }
         simulation
     }
 
-    /// Ends events from outside. Engines that only an operator can restart have been restarted.
+    /// Ends events from outside, but not orders to keep models awake. Engines that only an operator can restart have been restarted.
     pub(super) fn calm(&mut self) {
         if !self.is_wild {
             return;
@@ -69,6 +72,7 @@ impl Simulation {
         self.outside.fill(0);
         for model in 0..self.engines.len() {
             self.tell(Input::Pin(ModelId(model), false));
+            self.tell(Input::Hold(ModelId(model), false));
             self.reborn(model);
         }
     }
@@ -92,7 +96,7 @@ impl Simulation {
     pub(super) fn command(&mut self) {
         let id = usize::try_from(self.rng.below(self.engines.len() as u64)).unwrap();
         let model = ModelId(id);
-        let input = match self.rng.below(16) {
+        let input = match self.rng.below(20) {
             0 | 1 => Input::Wake(model),
             10 | 11 => Input::Prepare(model),
             8 => Input::Hibernate(model),
@@ -101,6 +105,9 @@ impl Simulation {
             4 if self.doze(id) => Input::Slept(model),
             4 => Input::Restart(model),
             5 => Input::Pin(model, true),
+            16 => Input::Hot(model, true),
+            17 => Input::Hot(model, false),
+            18 | 19 => Input::Hold(model, self.rng.below(2) == 0),
             12..=15 => Input::Looked { model, look: self.look() },
             _ => Input::Pin(model, false),
         };
