@@ -129,18 +129,12 @@ def serve(options: argparse.Namespace) -> None:
 
 
 class Process:
-    def __init__(self, allocator: str, holds: dict[str, float]):
-        words = [
-            sys.executable,
-            __file__,
-            "--allocator",
-            allocator,
-            "--holds",
-            json.dumps(holds),
-        ]
-        self._process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
+    """A script that answers each line with one of JSON, the first one when it is ready."""
+
+    def __init__(self, script: str, *words: str):
+        pipe = subprocess.PIPE
+        command = [sys.executable, script, *words]
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1)
         self._answer()
 
     def _answer(self) -> dict:
@@ -168,11 +162,11 @@ def run(options: argparse.Namespace) -> bool:
     good = True
     with contextlib.ExitStack() as stack:
         stack.enter_context(Ballast(whole_gib * options.fit + CONTEXTS_GIB))
-        engine = stack.enter_context(contextlib.closing(Process(options.allocator, engine_holds)))
+        words = [__file__, "--allocator", options.allocator, "--holds"]
+        engine = stack.enter_context(contextlib.closing(Process(*words, json.dumps(engine_holds))))
         engine("sleep")
-        trainer = stack.enter_context(
-            contextlib.closing(Process(options.allocator, {"states": options.trainer_gib}))
-        )
+        trainer_holds = {"states": options.trainer_gib}
+        trainer = stack.enter_context(contextlib.closing(Process(*words, json.dumps(trainer_holds))))
         trainer("sleep")
         engine("wake")
         for step in range(options.steps):

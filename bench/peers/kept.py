@@ -9,15 +9,18 @@ requests do.
     kept.py            # with poorwill on PATH, a GPU and PyTorch
 """
 
+import contextlib
 import json
-import subprocess
 import sys
 import time
+
+from colocated import Process
 
 GIB, MIB = 1 << 30, 1 << 20
 GRANULE = 2 * MIB
 TENSORS, TENSOR_VALUES = 36, 114 * MIB  # of bf16
-CARD_BYTES = int(22.4 * GIB)
+FREE_GIB = 22.4
+TURNS = 20
 GROWS_BY = 1.3  # granules of a tensor in a turn
 CASES = {
     "compact": {"granules": 39, "apart": 1, "changed": 3},
@@ -42,8 +45,6 @@ def serve() -> None:
     answer({})
     for line in sys.stdin:
         case = json.loads(line)
-        if case["do"] == "end":
-            return
         kept = written(held["kv_cache"], case) if case["do"] == "sleep" else []
         torch.cuda.synchronize()
         began = time.perf_counter()
@@ -73,45 +74,26 @@ def answer(of: dict) -> None:
     print(json.dumps({name: round(value, 4) for name, value in of.items()}), flush=True)
 
 
-class Other:
-    """A process that serves."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, __file__, "serve"]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
-        self._answer()
-
-    def ask(self, **what: object) -> dict:
-        self._process.stdin.write(json.dumps(what) + "\n")
-        self._process.stdin.flush()
-        return {} if what["do"] == "end" else self._answer()
-
-    def _answer(self) -> dict:
-        return json.loads(self._process.stdout.readline())
-
-
 def main() -> None:
-    import torch
+    from common import Ballast
 
-    torch.empty(1, device="cuda")
-    free, _ = torch.cuda.mem_get_info()
-    others = torch.empty(max(0, free - CARD_BYTES), dtype=torch.uint8, device="cuda")
-    both = []
-    for _ in range(2):
-        both.append(Other())
-        both[-1].ask(do="sleep", granules=0, apart=1, changed=0, turn=0)
-    for name, case in CASES.items():
-        both[0].ask(do="wake")
-        for turn in range(20):
-            for one, other in [both, both[::-1]]:
-                slept, woken = one.ask(do="sleep", turn=turn, **case), other.ask(do="wake")
-            if turn in (2, 9, 19):
-                print(json.dumps({"case": name, "turn": turn, "sleep": slept, "wake": woken}), flush=True)
-        both[0].ask(do="sleep", turn=turn, **case)
-    for one in both:
-        one.ask(do="end")
-    del others
+    def ask(process: Process, do: str, **case: object) -> dict:
+        return process(json.dumps({"do": do, **case}))
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(Ballast(FREE_GIB))
+        both = []
+        for _ in range(2):
+            both.append(stack.enter_context(contextlib.closing(Process(__file__, "serve"))))
+            ask(both[-1], "sleep", granules=0, apart=1, changed=0, turn=0)
+        for name, case in CASES.items():
+            ask(both[0], "wake")
+            for turn in range(TURNS):
+                for one, other in [both, both[::-1]]:
+                    slept, woken = ask(one, "sleep", turn=turn, **case), ask(other, "wake")
+                if turn in (2, TURNS // 2, TURNS - 1):
+                    print(json.dumps({"case": name, "turn": turn, "sleep": slept, "wake": woken}), flush=True)
+            ask(both[0], "sleep", turn=TURNS, **case)
 
 
 if __name__ == "__main__":

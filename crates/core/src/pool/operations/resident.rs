@@ -10,7 +10,7 @@ use super::leaving::Leaving;
 use super::save::{Saved, Saver};
 use crate::driver::{BackingId, DeviceRange};
 use crate::lend::BrokerError;
-use crate::pool::parts::backups::{Save, saves};
+use crate::pool::parts::backups::{Extents, Save, saves};
 use crate::pool::parts::lent_chunks::{LentChunk, Whereabouts};
 use crate::pool::parts::physical::{MapTimes, PhysicalMemory};
 use crate::pool::shared::Shared;
@@ -262,7 +262,8 @@ impl PoolState {
                     continue;
                 }
                 let elsewhere: Vec<usize> = (0..is_here.len()).filter(|nth| !is_here[*nth]).collect();
-                let extents = (shape.chunk_bytes, self.tags().get(*tag).stored_as(), false);
+                let stored_as = self.tags().get(*tag).stored_as();
+                let extents = Extents { most_bytes: shape.chunk_bytes, stored_as, are_kept: false };
                 all.extend(saves(self.heap(), self.backups(), (key, segment), extents, &elsewhere));
             }
         }

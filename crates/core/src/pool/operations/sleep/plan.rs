@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::driver::DeviceRange;
-use crate::pool::parts::backups::{BACK_UP, Save, runs, saves};
+use crate::pool::parts::backups::{BACK_UP, Extents, Save, runs, saves};
 use crate::pool::parts::heap::{Segment, Use};
 use crate::pool::state::PoolState;
 use crate::pool::tools::byte_ranges::ByteRanges;
@@ -208,7 +208,9 @@ impl PoolState {
         let ranges = runs(&unsaved).into_iter();
         let ranges = ranges.map(|run| shape.granule_range(range.addr, run.start, run.len()));
         plan.unsaved.extend(ranges.map(|range| (tag, key, range)));
-        let extents = (shape.chunk_bytes, self.tags().get(tag).stored_as(), action == SleepAction::Drop);
+        let stored_as = self.tags().get(tag).stored_as();
+        let are_kept = action == SleepAction::Drop;
+        let extents = Extents { most_bytes: shape.chunk_bytes, stored_as, are_kept };
         plan.saves.extend(saves(self.heap(), self.backups(), (key, segment), extents, &unsaved));
     }
 }

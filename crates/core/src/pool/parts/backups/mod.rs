@@ -47,16 +47,25 @@ pub(in crate::pool) fn tags_of(saves: &[Save]) -> Vec<TagKey> {
     tags.into_iter().collect()
 }
 
+/// How the bytes of a segment are cut, and stored.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::pool) struct Extents {
+    /// The most of a new extent, unless it is viewable.
+    pub(in crate::pool) most_bytes: u64,
+    pub(in crate::pool) stored_as: StoredAs,
+    /// Whether they are kept of a tag that the sleep drops. Callers count these, so all of an extent is live.
+    pub(in crate::pool) are_kept: bool,
+}
+
 /// The saves that store every live granule of a segment but the `unused`: existing extents, and new ones for the rest. A
 /// new extent covers one live block, or granules that several share: freeing a block frees its backup. It has at most
-/// `extent_bytes`, unless it is viewable: then blocks are cut at unused granules only. Extents less than half live are
-/// replaced, and those that are cut otherwise than the tag's are now. Where a sleep drops the rest of the tag, `is_kept`, those
-/// that are not all live are replaced: callers count what they keep.
+/// `most_bytes`, unless it is viewable: then blocks are cut at unused granules only. Extents less than half live are
+/// replaced, kept ones that are not all live, and those that are cut otherwise than the tag's are now.
 pub(in crate::pool) fn saves(
     heap: &Heap,
     index: &BackupIndex,
     (key, segment): (SegmentKey, &Segment),
-    (extent_bytes, stored_as, is_kept): (u64, StoredAs, bool),
+    Extents { most_bytes, stored_as, are_kept }: Extents,
     unused: &[usize],
 ) -> Vec<Save> {
     let (shape, tag, base) = (heap.shape(), segment.tag(), segment.range().addr);
@@ -65,7 +74,7 @@ pub(in crate::pool) fn saves(
     let live_in = |range: Range<usize>| -> Vec<usize> {
         range.clone().filter(|nth| uses[*nth].is_live()).map(|nth| nth - range.start).collect()
     };
-    let most = shape.granules(extent_bytes).max(1);
+    let most = shape.granules(most_bytes).max(1);
     // Borders between granules at which no extent may be cut, by the granule behind.
     let mut uncut = match stored_as {
         StoredAs::Compact => vec![false; uses.len()],
@@ -76,7 +85,7 @@ pub(in crate::pool) fn saves(
         [uncut[*granule], uncut[behind]] = [false; 2];
     }
     let is_cut = |nth: usize| !uncut.get(nth).copied().unwrap_or(false);
-    let is_raw = is_kept || stored_as == StoredAs::Viewable;
+    let is_raw = are_kept || stored_as == StoredAs::Viewable;
     let mut saves = Vec::new();
     let mut uncovered: Vec<bool> = uses.iter().map(|is| is.is_live()).collect();
     for (range, _) in index.of_segment(tag, key) {
@@ -87,7 +96,7 @@ pub(in crate::pool) fn saves(
             StoredAs::Compact => extent.len() <= most,
             StoredAs::Viewable => is_cut(extent.start) && is_cut(extent.end),
         };
-        let least = if is_kept { extent.len() } else { extent.len().div_ceil(2) };
+        let least = if are_kept { extent.len() } else { extent.len().div_ceil(2) };
         if granules.len() < least || !fits {
             continue;
         }
