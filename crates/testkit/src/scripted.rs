@@ -309,6 +309,10 @@ impl Driver for ScriptedDriver {
         Ok(buffers.map(|(buffer, bytes)| self.then_on_wait(Op::HostAlloc, *bytes, buffer)).collect())
     }
 
+    fn host_make_ahead(&self, sizes: &[u64]) {
+        self.inner.host_make_ahead(sizes);
+    }
+
     fn digest(&self, stream: StreamId, ranges: &[DeviceRange]) -> Result<Pending<Vec<Digest>>> {
         let bytes = ranges.iter().map(|range| range.bytes).sum();
         self.before_sized(Op::Digest, bytes)?;

@@ -135,6 +135,10 @@ impl Backups for HostBackups {
         Ok(buffers.map(buffer).collect())
     }
 
+    fn make_ahead(&self, sizes: &[u64]) {
+        self.driver.host_make_ahead(sizes);
+    }
+
     fn trim(&self) -> Result<()> {
         self.driver.host_trim()
     }

@@ -88,6 +88,11 @@ pub trait Backups: Send + Sync + fmt::Debug {
     /// `OutOfHostMemory` (for any storage) if they are known not to fit, here or at `wait`.
     fn buffers(&self, footprints: &[Footprint]) -> Result<Vec<Pending<BackupBuffer>>>;
 
+    /// Makes memory in the background for raw buffers of these sizes. It only saves time.
+    fn make_ahead(&self, sizes: &[u64]) {
+        let _ = sizes;
+    }
+
     /// Releases unused memory. May wait for device work.
     ///
     /// # Errors

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
+use super::means::host_ahead::NewlyTaken;
 use super::state::PoolState;
 use crate::backup::Backups;
 use crate::driver::{Driver, StreamId};
@@ -40,6 +41,7 @@ pub(super) struct Shared {
     backups: Arc<dyn Backups>,
     broker: OnceLock<Arc<dyn Broker>>,
     free_memory: FreeMemory,
+    newly_taken: NewlyTaken,
     shape: Shape,
     streams: Streams,
     preparing: Mutex<()>,
@@ -141,6 +143,7 @@ impl Shared {
             backups,
             broker: OnceLock::new(),
             free_memory: FreeMemory::default(),
+            newly_taken: NewlyTaken::default(),
             shape,
             streams,
             preparing: Mutex::default(),
@@ -168,6 +171,10 @@ impl Shared {
 
     pub(super) fn free_memory(&self) -> &FreeMemory {
         &self.free_memory
+    }
+
+    pub(super) fn newly_taken(&self) -> &NewlyTaken {
+        &self.newly_taken
     }
 
     /// Where sleeps may lend memory.

@@ -8,7 +8,7 @@ use poorwill_core::{
     Changes, DeviceRange, Driver, HostBuffer, Level, Pool, PoolConfig, PoolError, SleepReport, SleepRequest,
     StreamId, Tag, TagState, WakeRequest,
 };
-use poorwill_testkit::device::{DeviceKind, TestDevice};
+use poorwill_testkit::device::{DeviceKind, TestDevice, skipped_unless};
 use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use poorwill_testkit::storing::Storing;
@@ -212,6 +212,35 @@ fn what_has_changed_is_copied_alone_whatever_codes_it_would_take() {
         assert_eq!((sleep.copied_bytes, sleep.unchanged_bytes), (granule, 7 * granule));
         assert_eq!(world.pool().stats().unwrap().backup_bytes, held_bytes);
     }
+}
+
+#[test]
+fn what_a_sleep_will_take_more_of_is_made_while_it_is_awake() {
+    let mut world = World::new(Storing::Raw, true);
+    if skipped_unless(
+        |kind| kind == DeviceKind::Host,
+        "on other devices, other tests use the same storage meanwhile",
+    ) {
+        return;
+    }
+    let granule = world.granule();
+    let nth = world.load(64, &Tag::weights());
+    let held_bytes = |world: &World| world.device.driver().host_memory().held_bytes;
+    let mut round = |granules: u64| {
+        let kept = [world.range(nth, 0..granules * granule)];
+        world.sleep(&kept);
+        let asleep_bytes = held_bytes(&world);
+        world.pool().wake(&WakeRequest::all()).unwrap();
+        world.note_dropped(&kept);
+        world.check(&kept);
+        world.restore();
+        (asleep_bytes / granule, held_bytes(&world) / granule)
+    };
+    assert_eq!(round(16), (16, 32));
+    assert_eq!(round(32), (32, 48), "what was made ahead is used");
+    assert_eq!(round(32), (48, 48), "nothing more was taken");
+    assert_eq!(world.pool().drop_backups(None).unwrap(), 48 * granule);
+    assert_eq!(held_bytes(&world), 0);
 }
 
 #[test]

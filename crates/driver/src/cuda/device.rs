@@ -671,4 +671,10 @@ impl Driver for CudaDevice {
         let _entered = self.enter(Op::HostAlloc)?;
         self.context.host_memory().alloc_all(sizes)
     }
+
+    fn host_make_ahead(&self, sizes: &[u64]) {
+        if let Ok(_entered) = self.enter(Op::HostAlloc) {
+            self.context.host_memory().make_ahead(sizes);
+        }
+    }
 }

@@ -702,6 +702,10 @@ impl Driver for HostDevice {
     fn host_alloc_all(&self, sizes: &[u64]) -> Result<Vec<Pending<HostBuffer>>> {
         self.host_memory.alloc_all(sizes)
     }
+
+    fn host_make_ahead(&self, sizes: &[u64]) {
+        self.host_memory.make_ahead(sizes);
+    }
 }
 
 fn device_ranges(parts: &[CopyPart]) -> Vec<DeviceRange> {

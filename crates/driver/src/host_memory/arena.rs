@@ -142,9 +142,19 @@ impl HostArena {
     pub(crate) fn alloc_all(self: &Arc<Self>, sizes: &[u64]) -> DriverResult<Vec<Pending<HostBuffer>>> {
         self.owner.check(Op::HostAlloc)?;
         let (extents, slabs) = self.assign(sizes, true).map_err(of(Op::HostAlloc))?;
-        self.make_in_background(slabs);
+        self.make_in_background(slabs, Vec::new());
         let pending = |extent: SlabExtent| Pending::new(move || extent.wait().map(HostBuffer::new));
         Ok(extents.into_iter().map(pending).collect())
+    }
+
+    /// Returns before it is made, except where it is little. Nothing is made where it would not fit.
+    pub(crate) fn make_ahead(self: &Arc<Self>, sizes: &[u64]) {
+        if self.owner.is_here()
+            && !sizes.contains(&0)
+            && let Ok((extents, slabs)) = self.try_assign(sizes, true)
+        {
+            self.make_in_background(slabs, extents);
+        }
     }
 
     pub(crate) fn alloc(self: &Arc<Self>, bytes: u64) -> DriverResult<ArenaBuffer> {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use super::arena::HostArena;
+use super::arena::{HostArena, SlabExtent};
 use super::backend::Refusal;
 use super::budget::Shortage;
 use super::probe;
@@ -34,6 +34,8 @@ struct Growth {
     faulters: usize,
     /// Whether a slab failed; the others then do not wait for memory.
     has_failed: AtomicBool,
+    /// Without owners, these slabs would not be made.
+    _held: Vec<SlabExtent>,
 }
 
 /// On drop, waiters receive the outcome, whatever happens.
@@ -44,8 +46,9 @@ struct Making<'a> {
 }
 
 impl HostArena {
-    pub(super) fn make_in_background(self: &Arc<Self>, slabs: Vec<Arc<Slab>>) {
-        let growth = Growth::new(slabs, self.threads);
+    /// `held` is dropped when all are made.
+    pub(super) fn make_in_background(self: &Arc<Self>, slabs: Vec<Arc<Slab>>, held: Vec<SlabExtent>) {
+        let growth = Growth { _held: held, ..Growth::new(slabs, self.threads) };
         if growth.bytes < BACKGROUND_BYTES {
             return growth.run(self);
         }
@@ -177,8 +180,8 @@ impl Growth {
         let bytes = slabs.iter().map(|slab| slab.bytes).sum();
         let is_shared = slabs.iter().any(|slab| slab.bytes >= SHARED_BYTES);
         let faulters = if is_shared { (threads / slabs.len().max(1)).max(1) } else { 1 };
-        let (regions, start, next, has_failed) = Default::default();
-        Self { slabs, regions, start, next, bytes, faulters, has_failed }
+        let (regions, start, next, has_failed, _held) = Default::default();
+        Self { slabs, regions, start, next, bytes, faulters, has_failed, _held }
     }
 
     /// If that fails, each slab reserves its own.

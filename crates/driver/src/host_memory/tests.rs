@@ -11,6 +11,7 @@ use std::{fmt, fs, thread};
 use fastrand::Rng;
 use poorwill_core::{DriverError, DriverErrorKind, HostBuffer, Pending};
 use poorwill_testkit::pattern;
+use poorwill_testkit::watchdog::eventually;
 
 use super::region::{Progress, RegionOptions};
 use super::*;
@@ -578,6 +579,23 @@ fn what_is_being_given_back_is_held_until_it_has_gone() {
     drop((first, wait_for_all(last)));
     arena.close();
     assert_eq!(arena.info().held_bytes, accounts.mapped_bytes());
+}
+
+#[test]
+fn what_is_made_ahead_is_used_by_the_next_batch_and_given_up_like_any_other() {
+    let files = FakeSystem::new();
+    let (arena, accounts) = mock_arena(options(&files, Some(GIB)));
+    let sizes = [32 * MIB; 8];
+    arena.make_ahead(&sizes);
+    eventually("it is made", || arena.info().used_bytes == 0);
+    drop(wait_for_all(arena.alloc_all(&sizes).unwrap()));
+    assert_eq!((accounts.mapped_bytes(), accounts.locked_bytes()), (256 * MIB, 256 * MIB));
+    arena.make_ahead(&[2 * GIB]);
+    arena.make_ahead(&[0]);
+    arena.make_ahead(&[]);
+    assert_eq!(accounts.mapped_bytes(), 256 * MIB, "what does not fit is not made");
+    arena.trim();
+    assert_eq!(accounts.mapped_bytes(), 0);
 }
 
 #[test]

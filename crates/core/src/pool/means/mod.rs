@@ -2,6 +2,7 @@
 
 pub(super) mod capture;
 pub(super) mod events;
+pub(super) mod host_ahead;
 pub(super) mod host_reclaim;
 pub(super) mod loss_owners;
 pub(super) mod memory;

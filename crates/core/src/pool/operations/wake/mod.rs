@@ -92,6 +92,7 @@ impl Shared {
         // A broker that does not hear of it asks in vain.
         let _ = self.announce_resident();
         self.leave_free();
+        self.make_host_memory_ahead();
         if !self.shape().keep_backups && report.copied_bytes > 0 {
             // The wake has succeeded, even where trimming fails.
             let _ = self.backups().trim();
