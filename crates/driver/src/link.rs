@@ -59,6 +59,38 @@ pub fn measure(driver: &dyn Driver, bytes: u64) -> Result<LinkSpeed> {
     })
 }
 
+/// Copies `bytes` to the device in one part, half of it over its own link and half over the `nth` of
+/// [others](poorwill_core::DeviceInfo::links), several times. Returns the bytes per second of the fastest.
+///
+/// # Errors
+/// What the driver reports. Nothing stays allocated.
+pub fn measure_with(driver: &dyn Driver, nth: usize, bytes: u64) -> Result<f64> {
+    let other = driver.stream_create_over_link(nth)?;
+    let measured = measure_halves(driver, other, bytes);
+    driver.stream_destroy(other).and(measured)
+}
+
+fn measure_halves(driver: &dyn Driver, other: StreamId, bytes: u64) -> Result<f64> {
+    let mut memory = Scratch::reserve(driver, bytes)?;
+    memory.map_backings(&[bytes])?;
+    let half = bytes / 2;
+    let part = |at: u64, bytes: u64| {
+        [CopyPart { device: DeviceRange::new(memory.range.addr + at, bytes), host_offset: at }]
+    };
+    let mut buffer = driver.host_alloc(bytes)?;
+    buffer.fill(1);
+    let (buffer, mut best_s) = (Arc::new(buffer), f64::INFINITY);
+    for _ in 0..COPIES {
+        let (seconds, ()) = timed(|| {
+            let over = driver.copy_to_device(other, Arc::clone(&buffer), &part(half, bytes - half))?;
+            let own = driver.copy_to_device(StreamId::DEFAULT, Arc::clone(&buffer), &part(0, half));
+            over.wait().and(own?.wait())
+        })?;
+        best_s = best_s.min(seconds);
+    }
+    Ok(rate(bytes, best_s))
+}
+
 /// Device memory outside any pool. Dropping it releases what the driver allows.
 pub struct Scratch<'a> {
     driver: &'a dyn Driver,

@@ -55,6 +55,11 @@ impl Point {
         Ok(passed)
     }
 
+    /// Waits on a thread of another device's.
+    pub(crate) fn pass(&self) -> DriverResult<()> {
+        self.device.host.event_synchronize(self.id)
+    }
+
     pub(crate) fn wait(&self) -> CallResult {
         self.device.host.event_synchronize(self.id)?;
         self.device.record_outcomes(&self.in_flight, self.upto);

@@ -7,6 +7,7 @@
 mod captures;
 mod codes;
 mod kernel_copies;
+mod links;
 mod saves;
 mod shared;
 
@@ -27,6 +28,7 @@ pub use kernel_copies::{
     copies_by_kernel_are_copies, copies_by_kernel_check_their_ranges,
     copies_by_kernel_keep_the_order_of_their_stream, has_ended_reports_completion,
 };
+pub use links::{copies_over_links_are_copies, copies_over_links_keep_the_order_of_their_stream};
 pub use saves::{
     digests_are_in_the_order_of_their_ranges, saves_check_their_ranges, saves_digest_what_they_store,
     saves_keep_the_order_of_their_stream,
@@ -58,6 +60,7 @@ macro_rules! driver_contract {
             digests_are_in_the_order_of_their_ranges, nothing_is_captured_unasked,
             copies_by_kernel_are_copies, copies_by_kernel_keep_the_order_of_their_stream,
             copies_by_kernel_check_their_ranges, has_ended_reports_completion,
+            copies_over_links_are_copies, copies_over_links_keep_the_order_of_their_stream,
             codes_are_those_of_the_codec, codes_that_do_not_fit_are_left_out, decoding_brings_every_byte_back,
             spoiled_codes_decode_to_something, codes_keep_the_order_of_their_stream, codes_check_their_ranges,
             shared_memory_keeps_its_bytes, shared_memory_is_seen_by_both, what_is_no_shared_memory_is_refused,

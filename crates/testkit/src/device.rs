@@ -13,7 +13,7 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use poorwill_core::Driver;
-use poorwill_driver::{CudaConfig, CudaDevice, HostConfig, HostDevice};
+use poorwill_driver::{CudaConfig, CudaDevice, HostConfig, HostDevice, cuda};
 
 use crate::effort::Effort;
 use crate::slice::Slice;
@@ -166,6 +166,24 @@ impl TestDevice {
         }
     }
 
+    /// The same with links of other devices, which others do not show.
+    ///
+    /// # Panics
+    /// If the device cannot be opened.
+    #[must_use]
+    pub fn linked(granules: u64) -> Self {
+        match DeviceKind::of_this_run() {
+            DeviceKind::Host => Self::host(&HostConfig::of_pages(granules).linking_over(2)),
+            DeviceKind::Fake => Self::linked_slice(DeviceKind::Fake, 1, granules),
+            DeviceKind::Cuda(ordinal) => Self::linked_slice(DeviceKind::Cuda(ordinal), ordinal, granules),
+        }
+    }
+
+    fn linked_slice(kind: DeviceKind, ordinal: u32, granules: u64) -> Self {
+        let slice = Slice::new(shared(kind, ordinal), granules).showing_links();
+        Self { kind, machine: Machine::Slice(Arc::new(slice)) }
+    }
+
     /// A device of this capacity with granules of 2 MiB, as GPUs have them.
     ///
     /// # Panics
@@ -301,8 +319,9 @@ fn shared(kind: DeviceKind, ordinal: u32) -> Arc<dyn Driver> {
 }
 
 fn open_cuda(kind: DeviceKind, ordinal: u32) -> Arc<dyn Driver> {
-    let library = library_of(kind);
-    Arc::new(CudaDevice::open(&CudaConfig::default().numbered(ordinal).through(library)).unwrap())
+    let config = CudaConfig::default().numbered(ordinal).through(library_of(kind));
+    let config = config.linking_over(cuda::Links::Reachable);
+    Arc::new(CudaDevice::open(&config).unwrap())
 }
 
 /// The CUDA configuration of this run: the named GPU, otherwise the fake library, with a GPU's granules.

@@ -40,6 +40,7 @@ macro_rules! forward_streams_and_events {
             StreamCreate: stream_create() -> StreamId;
             StreamCreate: stream_create_background() -> StreamId;
             StreamCreate: stream_create_kernel_copies() -> StreamId;
+            StreamCreate: stream_create_over_link(link: usize) -> StreamId;
             StreamDestroy: stream_destroy(stream: StreamId) -> ();
             StreamSynchronize: stream_synchronize(stream: StreamId) -> ();
             StreamWaitEvent: stream_wait_event(stream: StreamId, event: EventId) -> ();

@@ -57,8 +57,16 @@ impl Slice {
         assert!(total_bytes <= info.total_bytes, "{} has {there}, and the test needs {wanted}", info.name);
         info.name = format!("{wanted} of {}", info.name);
         info.total_bytes = total_bytes;
+        info.links = 0;
         let (ledger, held_bytes, host_bytes) = Default::default();
         Self { inner, info, ledger, held_bytes, host_bytes }
+    }
+
+    /// Shows the links of the larger device.
+    #[must_use]
+    pub fn showing_links(mut self) -> Self {
+        self.info.links = self.inner.info().links;
+        self
     }
 
     /// The larger device.

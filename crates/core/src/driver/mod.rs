@@ -58,7 +58,10 @@
 //!   Copies with memory of `host_alloc` are only queued by the call; with other memory it may last until they are
 //!   done. Dropping memory of `host_alloc` never waits.
 //! - **\[ended\]** [`Pending::has_ended`] never waits. Once it returns true, `wait` returns at once. A driver with
-//!   [`DeviceInfo::kernel_copies`] supports it for every copy to the device.
+//!   [`DeviceInfo::kernel_copies`] or [`DeviceInfo::links`] supports it for every copy to the device.
+//! - **\[links\]** Copies on a stream of `stream_create_over_link` keep every promise of other copies. A driver may refuse
+//!   other work there as `Unsupported`. If the other device fails, what was queued there has ended: waiting for the stream
+//!   and destroying it succeed, and waiting for a copy fails.
 //! - **\[kernel-copies\]** Copies on a stream of `stream_create_kernel_copies` keep every promise of other copies.
 //!   What the kernel cannot copy (not page-locked, odd bytes) is copied as elsewhere, in stream order.
 //! - **\[ranges\]** Copies, `zero` and `digest` fail at the call with [`DriverErrorKind::NotMapped`] unless their
@@ -238,6 +241,18 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// As for [`Driver::stream_create`].
     fn stream_create_kernel_copies(&self) -> Result<StreamId> {
         self.stream_create()
+    }
+
+    /// Creates a stream whose copies take the link of another device to host memory, that with this number of
+    /// [`DeviceInfo::links`]. It takes time, and memory of that device, until the last such stream is destroyed. Only copies
+    /// are queued on it, and those of [`Scratch::copies`].
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a link that does not exist; `Unsupported` where that device has no memory left, for one;
+    /// otherwise what the device reports.
+    fn stream_create_over_link(&self, link: usize) -> Result<StreamId> {
+        let reason = format!("there is no link {link} of another device");
+        Err(DriverError::invalid(Op::StreamCreate, reason))
     }
 
     /// Destroys a stream after the work queued on it has finished.

@@ -238,6 +238,9 @@ pub struct DeviceInfo {
     /// Whether a kernel of the device copies from host memory at about link speed. Then copying on a stream of
     /// [`stream_create_kernel_copies`](super::Driver::stream_create_kernel_copies), too, pays.
     pub kernel_copies: bool,
+    /// Other devices whose links to host memory can carry its copies, too, on streams of
+    /// [`stream_create_over_link`](super::Driver::stream_create_over_link).
+    pub links: usize,
     /// Streams worth using for saves and digests: the digest of one save may run beside the copy of another.
     pub save_streams: usize,
     /// Whether digests of device memory cost far less than copies, so that comparing before a copy pays.
@@ -263,6 +266,7 @@ impl DeviceInfo {
             total_bytes,
             copy_streams: 1,
             kernel_copies: false,
+            links: 0,
             save_streams: 1,
             fast_digests: false,
             fast_codec: false,
@@ -289,6 +293,13 @@ impl DeviceInfo {
     #[must_use]
     pub fn copying_over(mut self, copy_streams: usize) -> Self {
         self.copy_streams = copy_streams;
+        self
+    }
+
+    /// Sets [`DeviceInfo::links`].
+    #[must_use]
+    pub fn linking_over(mut self, links: usize) -> Self {
+        self.links = links;
         self
     }
 

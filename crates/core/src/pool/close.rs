@@ -36,6 +36,7 @@ impl Shared {
     pub(super) fn close(&self) -> Result<()> {
         let failed = |source| PoolError::Driver { op: CLOSE, source };
         self.check_closable()?;
+        self.links().begin_close();
         if self.counters().held_bytes() > 0 {
             self.quiesce().map_err(failed)?;
         } else {
@@ -46,6 +47,7 @@ impl Shared {
         let streams: Vec<StreamId> = self.streams().all().collect();
         let ended = swept.and(memory.destroy_streams(&streams)).map_err(failed);
         drop(memory);
+        self.links().close(self.driver());
         self.withdraw_left();
         // The backups went with the pool. The storage may keep the memory if it cannot release it.
         let _ = self.backups().trim();

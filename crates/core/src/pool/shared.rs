@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
-use super::means::host_ahead::NewlyTaken;
 use super::state::PoolState;
 use crate::backup::Backups;
 use crate::driver::{Driver, StreamId};
 use crate::lend::Broker;
+use crate::pool::parts::links::Links;
+use crate::pool::parts::newly_taken::NewlyTaken;
 use crate::pool::parts::physical::{Counters, PhysicalMemory};
 use crate::pool::parts::scratch::ScratchMemory;
 use crate::pool::parts::tags::Chosen;
@@ -42,6 +43,7 @@ pub(super) struct Shared {
     broker: OnceLock<Arc<dyn Broker>>,
     free_memory: FreeMemory,
     newly_taken: NewlyTaken,
+    links: Links,
     shape: Shape,
     streams: Streams,
     preparing: Mutex<()>,
@@ -144,6 +146,7 @@ impl Shared {
             broker: OnceLock::new(),
             free_memory: FreeMemory::default(),
             newly_taken: NewlyTaken::default(),
+            links: Links::default(),
             shape,
             streams,
             preparing: Mutex::default(),
@@ -175,6 +178,10 @@ impl Shared {
 
     pub(super) fn newly_taken(&self) -> &NewlyTaken {
         &self.newly_taken
+    }
+
+    pub(super) fn links(&self) -> &Links {
+        &self.links
     }
 
     /// Where sleeps may lend memory.

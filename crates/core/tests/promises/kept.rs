@@ -13,6 +13,7 @@ use poorwill_testkit::pattern;
 use poorwill_testkit::scripted::{ScriptedDriver, Verdict};
 use poorwill_testkit::storing::Storing;
 use poorwill_testkit::tenant::{Known, Tenant};
+use poorwill_testkit::watchdog::eventually;
 use proptest::prelude::*;
 
 const GRANULES: u64 = 96;
@@ -234,6 +235,9 @@ fn what_a_sleep_will_take_more_of_is_made_while_it_is_awake() {
         world.note_dropped(&kept);
         world.check(&kept);
         world.restore();
+        eventually("it is made", || {
+            world.device.driver().host_memory().used_bytes == world.pool().stats().unwrap().backup_bytes
+        });
         (asleep_bytes / granule, held_bytes(&world) / granule)
     };
     assert_eq!(round(16), (16, 32));

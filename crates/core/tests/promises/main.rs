@@ -18,6 +18,7 @@ mod host_reclaim;
 mod in_flight;
 mod kept;
 mod lend;
+mod links;
 mod mark;
 mod midst;
 mod parts;

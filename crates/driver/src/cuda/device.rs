@@ -13,8 +13,8 @@ use poorwill_core::driver::{
     measured_on_the_host,
 };
 use poorwill_core::{
-    BackingId, CodePart, CopyPart, DeviceInfo, DeviceRange, Digest, Driver, Encoded, EventId, HostBuffer,
-    HostMemoryInfo, MemoryInfo, Op, Pending, Scratch, StreamId,
+    BackingId, CodePart, CopyPart, DeviceInfo, DeviceRange, Digest, Driver, DriverErrorKind, Encoded,
+    EventId, HostBuffer, HostMemoryInfo, MemoryInfo, Op, Pending, Scratch, StreamId,
 };
 
 use super::codec::{Codec, DecodeJob, Decoding, EncodeJob};
@@ -24,6 +24,7 @@ use super::digest::{DigestJob, Digester, Digests, of_stored};
 use super::ffi::Api;
 use super::gpu::{GpuInfo, find};
 use super::job::HostJob;
+use super::links::{LinkGpus, Links};
 use super::peers::{Access, Peers};
 use super::primary::{CudaMemory, Entered, Opening};
 use super::queue::Queues;
@@ -59,6 +60,8 @@ pub struct CudaConfig {
     pub host_memory: HostMemoryConfig,
     /// Other GPUs that may access its memory.
     pub peers: Peers,
+    /// Other GPUs whose links to host memory may carry its copies.
+    pub links: Links,
 }
 
 impl CudaConfig {
@@ -89,6 +92,13 @@ impl CudaConfig {
         self
     }
 
+    /// Sets the other GPUs whose links may carry its copies.
+    #[must_use]
+    pub fn linking_over(mut self, links: Links) -> Self {
+        self.links = links;
+        self
+    }
+
     /// Sets how its host memory is allocated.
     #[must_use]
     pub fn backing_up_in(mut self, host_memory: HostMemoryConfig) -> Self {
@@ -103,6 +113,7 @@ pub struct CudaDevice {
     gpu: GpuInfo,
     context: Arc<Context>,
     queues: Arc<Queues>,
+    links: LinkGpus,
     state: CudaState,
     usage: Option<Usage>,
     digester: Digester,
@@ -132,7 +143,8 @@ impl CudaDevice {
             let (device, gpu) = find(api, config.ordinal)?;
             let context = Arc::new(Context::retain(api, device, &gpu, owner, &config.host_memory)?);
             let access = Access::of(api, config.ordinal, device, &config.peers)?;
-            Self::over(context, gpu, access)
+            let links = LinkGpus::of(api, config.ordinal, &config.links, access.peers())?;
+            Self::over(context, gpu, access, links)
         };
         let _opening = Opening::of(config.ordinal, owner);
         let mut device = open().map_err(of(Op::Open))?;
@@ -143,7 +155,7 @@ impl CudaDevice {
         Ok(device)
     }
 
-    fn over(context: Arc<Context>, gpu: GpuInfo, access: Access) -> Result<Self> {
+    fn over(context: Arc<Context>, gpu: GpuInfo, access: Access, links: LinkGpus) -> Result<Self> {
         let entered = context.enter(Op::Open).map_err(|error| error.kind)?;
         let total_bytes = match context.memory()? {
             CudaMemory::Known { total_bytes: 0, .. } => gpu.total_of_slice().unwrap_or(0),
@@ -164,6 +176,7 @@ impl CudaDevice {
         let info = DeviceInfo::new(id, gpu.name.as_str(), gpu.granule_bytes, total_bytes)
             .copying_over(COPY_STREAMS)
             .copying_by_kernel(copy_kernel.is_ok())
+            .linking_over(if pageable_because.is_none() { links.numbers().count() } else { 0 })
             .saving_over(SAVE_STREAMS)
             .digesting_fast(digester.kernel().is_ok())
             .encoding_fast(codec.kernels().is_ok() && pageable_because.is_none())
@@ -176,6 +189,7 @@ impl CudaDevice {
             gpu,
             queues,
             context,
+            links,
             state,
             usage: None,
             digester,
@@ -195,6 +209,11 @@ impl CudaDevice {
     #[must_use]
     pub fn peers(&self) -> &[u32] {
         self.state.peers()
+    }
+
+    /// Numbers of the other GPUs whose links may carry its copies: none where host memory is not page-locked.
+    pub fn links(&self) -> impl Iterator<Item = u32> {
+        self.links.numbers().take(self.info.links)
     }
 
     /// The driver's figures for the GPU's memory, uncorrected.
@@ -309,6 +328,10 @@ impl CudaDevice {
     ) -> DriverResult<Pending<U>> {
         self.call(op, |_| {
             let stream = self.queues.running_stream(stream)?;
+            if stream.is_over_link() && !matches!(op, Op::CopyToDevice | Op::CopyToHost) {
+                let reason = "a stream over another GPU's link only copies".to_owned();
+                return Err(DriverErrorKind::Unsupported { reason });
+            }
             let flight = self.queues.submit(&stream, kept, |kept| queue(kept, &stream))?;
             Ok(flight.pending(op, finish))
         })
@@ -325,6 +348,7 @@ impl CudaDevice {
         // Waiting would invalidate a capture, and during one nothing can be released.
         let is_idle = entered.is_ok()
             && matches!(self.queues.capturing(), Ok(None))
+            && self.queues.synchronize_links().is_ok()
             && self.context.synchronize().is_ok();
         self.queues.close(is_idle);
         let digester = std::mem::replace(&mut self.digester, Digester::closed());
@@ -422,6 +446,13 @@ impl Driver for CudaDevice {
 
     fn stream_create_kernel_copies(&self) -> DriverResult<StreamId> {
         self.call(Op::StreamCreate, |_| self.queues.create_kernel_copy_stream())
+    }
+
+    fn stream_create_over_link(&self, link: usize) -> DriverResult<StreamId> {
+        self.call(Op::StreamCreate, |_| {
+            let link = self.links.context(link, self.context.owner())?;
+            self.queues.create_link_stream(&link)
+        })
     }
 
     fn stream_destroy(&self, stream: StreamId) -> DriverResult<()> {
@@ -610,7 +641,7 @@ impl Driver for CudaDevice {
         let queue = |(src, decoding): &(Arc<HostBuffer>, Decoding), stream: &Stream| {
             decoding.queue(&self.context, stream, copies.as_deref(), src)
         };
-        self.submit(op, stream, (src, decoding), queue, |(_src, decoding)| Ok(decoding.job().digests()))
+        self.submit(op, stream, (src, decoding), queue, |(_src, decoding)| decoding.digests())
     }
 
     fn digest(&self, stream: StreamId, ranges: &[DeviceRange]) -> DriverResult<Pending<Vec<Digest>>> {

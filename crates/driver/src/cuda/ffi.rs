@@ -151,6 +151,9 @@ symbols! {
     ctx_push_current: "4.0", "cuCtxPushCurrent_v2", fn(Raw);
     ctx_pop_current: "4.0", "cuCtxPopCurrent_v2", fn(*mut Raw);
     ctx_synchronize: "2.0", "cuCtxSynchronize", fn();
+    ctx_create: "3.2", "cuCtxCreate_v2", fn(*mut Raw, c_uint, CuDevice);
+    ctx_destroy: "4.0", "cuCtxDestroy_v2", fn(Raw);
+    ctx_set_limit: "3.1", "cuCtxSetLimit", fn(c_int, usize);
     ctx_get_stream_priority_range: "5.5", "cuCtxGetStreamPriorityRange", fn(*mut c_int, *mut c_int);
     mem_get_info: "3.2", "cuMemGetInfo_v2", fn(*mut usize, *mut usize);
     mem_get_granularity: "10.2", "cuMemGetAllocationGranularity",

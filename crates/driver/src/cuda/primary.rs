@@ -26,6 +26,8 @@ pub(super) struct Primary {
     owner: Owner,
     /// Whether this process had no such context before.
     is_first: bool,
+    /// Whether it is another context than the GPU's primary one, which nothing else uses.
+    is_own: bool,
 }
 
 /// Held while a device is opened: the first opener measures its context before another takes memory.
@@ -115,7 +117,19 @@ impl Primary {
         // SAFETY: C2.
         let retained = unsafe { (api.primary_ctx_retain)(&raw mut raw, device) };
         api.check(retained).map_err(failed("cuDevicePrimaryCtxRetain", retained))?;
-        Ok(Self { api, device, raw, owner, is_first: active == 0 })
+        Ok(Self { api, device, raw, owner, is_first: active == 0, is_own: false })
+    }
+
+    /// A context of its own, of which other code in the process knows nothing.
+    pub(super) fn create(api: &'static Api, device: CuDevice, owner: Owner) -> Result<Self> {
+        let (mut raw, mut popped): (Raw, Raw) = (0, 0);
+        // SAFETY: C2.
+        let created = unsafe { (api.ctx_create)(&raw mut raw, 0, device) };
+        api.check(created).map_err(failed("cuCtxCreate", created))?;
+        let made = Self { api, device, raw, owner, is_first: true, is_own: true };
+        // SAFETY: C2; making it has pushed it.
+        api.check(unsafe { (api.ctx_pop_current)(&raw mut popped) })?;
+        Ok(made)
     }
 
     /// Fails in a fork of the process that retained the context.
@@ -182,7 +196,13 @@ impl Drop for Primary {
         if !self.owner.is_here() {
             return;
         }
-        // SAFETY: C3, released once. A driver that is shutting down refuses, and has freed all by then.
-        let _ = unsafe { (self.api.primary_ctx_release)(self.device) };
+        // A driver that is shutting down refuses, and has freed all by then.
+        let _ = if self.is_own {
+            // SAFETY: C3, destroyed once.
+            unsafe { (self.api.ctx_destroy)(self.raw) }
+        } else {
+            // SAFETY: C3, released once.
+            unsafe { (self.api.primary_ctx_release)(self.device) }
+        };
     }
 }

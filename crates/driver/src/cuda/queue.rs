@@ -16,6 +16,7 @@ use poorwill_core::{DriverErrorKind, EventId, Op, Pending, StreamId};
 
 use super::context::Context;
 use super::ffi::Raw;
+use super::primary::Primary;
 use super::stream::{Event, Stream};
 use crate::ledger::{Result, invalid, of};
 
@@ -80,7 +81,7 @@ pub(super) struct Flight<T: Send + 'static> {
 
 impl Queues {
     pub(super) fn new(context: &Arc<Context>) -> Self {
-        let default = Arc::new(Stream::of(context, 0, false));
+        let default = Arc::new(Stream::of(context.primary(), 0, false));
         let mut table = Table::empty();
         table.streams.insert(StreamId::DEFAULT.0, default);
         let (abandoned, abandoned_count) = Default::default();
@@ -129,17 +130,24 @@ impl Queues {
     }
 
     pub(super) fn create_stream(&self) -> Result<StreamId> {
-        let stream = Stream::create(&self.context)?;
+        let stream = Stream::create(self.context.primary())?;
         Ok(self.table().add(stream))
     }
 
     pub(super) fn create_kernel_copy_stream(&self) -> Result<StreamId> {
-        let stream = Stream::create(&self.context)?.copied_by_kernel();
+        let stream = Stream::create(self.context.primary())?.copied_by_kernel();
+        Ok(self.table().add(stream))
+    }
+
+    /// In another GPU's context.
+    pub(super) fn create_link_stream(&self, link: &Arc<Primary>) -> Result<StreamId> {
+        let _entered = link.enter(Op::StreamCreate).map_err(|error| error.kind)?;
+        let stream = Stream::create(link)?.over_link();
         Ok(self.table().add(stream))
     }
 
     pub(super) fn create_background_stream(&self) -> Result<StreamId> {
-        let stream = Stream::low_priority(&self.context)?;
+        let stream = Stream::low_priority(self.context.primary())?;
         Ok(self.table().add(stream))
     }
 
@@ -162,7 +170,7 @@ impl Queues {
         }
         let mut table = self.table();
         let known = table.streams.iter().find(|(_, stream)| stream.raw() == raw).map(|(id, _)| StreamId(*id));
-        Ok(known.unwrap_or_else(|| table.add(Stream::of(&self.context, raw, false))))
+        Ok(known.unwrap_or_else(|| table.add(Stream::of(self.context.primary(), raw, false))))
     }
 
     pub(super) fn remove_stream(&self, id: StreamId) -> Result<()> {
@@ -193,8 +201,7 @@ impl Queues {
 
     pub(super) fn record_event(&self, id: StreamId) -> Result<EventId> {
         let stream = self.running_stream(id)?;
-        let event = Event::create(&self.context)?;
-        event.record(&stream)?;
+        let event = stream.mark()?;
         // If a capture has just begun, the event is useless, and querying it would invalidate the capture.
         if stream.is_captured()? {
             return Err(captured(id));
@@ -322,11 +329,18 @@ impl Queues {
             return Err(captured(stream));
         }
         let abandoned = self.take_abandoned();
-        let idle = self.context.synchronize();
+        let idle = self.synchronize_links().and_then(|()| self.context.synchronize());
         if idle.is_err() {
             self.put_back(abandoned);
         }
         idle
+    }
+
+    /// What other GPUs still copy. The context's own work is not waited for.
+    pub(super) fn synchronize_links(&self) -> Result<()> {
+        let streams: Vec<Arc<Stream>> =
+            self.table().streams.values().filter(|stream| stream.is_over_link()).map(Arc::clone).collect();
+        streams.iter().try_for_each(|stream| stream.synchronize())
     }
 
     /// Keeps `kept` alive until the queued work has finished.
@@ -336,7 +350,7 @@ impl Queues {
         kept: T,
         queue: impl FnOnce(&T) -> Result<()>,
     ) -> Result<Flight<T>> {
-        let event = Arc::new(Event::create(&self.context)?);
+        let event = Arc::new(stream.event()?);
         stream.count();
         let queued = queue(&kept).and_then(|()| event.record(stream));
         match queued {
@@ -399,11 +413,11 @@ impl<T: Send + 'static> Flight<T> {
 
     /// An error counts as ended; waiting then returns it.
     fn has_ended(&self, op: Op) -> impl Fn() -> bool + Send + use<T> {
-        let context = Arc::clone(&self.queues.context);
         let event = self.work.as_ref().map(|(event, _)| Arc::clone(event));
         move || {
-            let Ok(_entered) = context.enter(op) else { return true };
-            event.as_ref().is_none_or(|event| event.has_passed().unwrap_or(true))
+            let Some(event) = event.as_ref() else { return true };
+            let Ok(_entered) = event.enter(op) else { return true };
+            event.has_passed().unwrap_or(true)
         }
     }
 
@@ -412,7 +426,7 @@ impl<T: Send + 'static> Flight<T> {
         let Some((event, kept)) = self.work.take() else {
             return Err(of(op)(invalid("the work was waited for before".into())));
         };
-        let waited = queues.context.enter(op).and_then(|_entered| event.wait().map_err(of(op)));
+        let waited = event.enter(op).and_then(|_entered| event.wait().map_err(of(op)));
         match waited {
             Ok(()) => Ok(kept),
             Err(error) => {

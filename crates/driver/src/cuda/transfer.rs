@@ -1,9 +1,10 @@
 //! Copies between device and host memory. Streams for kernel copies use the kernel, if the memory is
-//! page-locked. Pageable memory goes through the stream's staging buffer. The rest uses the copy engines.
+//! page-locked. Pageable memory goes through the stream's staging buffer. The rest uses the copy engines, as all does on
+//! streams over another GPU's link.
 
 use std::ops::Range;
 
-use poorwill_core::{CopyPart, HostBuffer};
+use poorwill_core::{CopyPart, HostBuffer, Op};
 
 use super::context::Context;
 use super::copies::CopyKernel;
@@ -37,7 +38,8 @@ pub(super) fn to_device(
     ranges: &[Range<usize>],
     queued: &Queued,
 ) -> Result<()> {
-    let is_staged = is_staged(context, bytes);
+    let _entered = stream.enter_link(Op::CopyToDevice)?;
+    let is_staged = is_staged(context, bytes) && !stream.is_over_link();
     let kernel = kernel.filter(|_| stream.copies_by_kernel());
     let readable = kernel.and_then(|_| context.pinned_at(bytes.as_ptr().addr(), bytes.len()));
     parts.iter().zip(ranges).try_for_each(|(part, range)| {
@@ -69,12 +71,16 @@ pub(super) fn to_host(
     ranges: &[Range<usize>],
     queued: &Queued,
 ) -> Result<()> {
+    let _entered = stream.enter_link(Op::CopyToHost)?;
     parts.iter().zip(ranges).try_for_each(|(part, range)| {
         if range.is_empty() || range.end > to.len {
             return Ok(());
         }
         let (from, at, len) = (part.device.addr, to.start + range.start, range.len());
-        if to.is_staged && staging::copy(context, stream, Direction::ToHost, from, at, len, queued)? {
+        if to.is_staged
+            && !stream.is_over_link()
+            && staging::copy(context, stream, Direction::ToHost, from, at, len, queued)?
+        {
             return Ok(());
         }
         let (api, pointer) = (context.api(), std::ptr::with_exposed_provenance_mut(at));

@@ -43,6 +43,8 @@ pub struct HostConfig {
     pub granule_bytes: u64,
     /// How memory for buffers is allocated.
     pub host_memory: HostMemoryConfig,
+    /// Links of other devices that may carry its copies: here they are streams like any others.
+    pub links: usize,
     /// A folder, one for each device that several processes have. Their capacities must be equal. It needs as much space
     /// as its processes share memory.
     pub shared_in: Option<PathBuf>,
@@ -65,7 +67,13 @@ impl HostConfig {
     }
 
     fn new(capacity_bytes: u64, granule_bytes: u64) -> Self {
-        Self { capacity_bytes, granule_bytes, host_memory: HostMemoryConfig::default(), shared_in: None }
+        Self {
+            capacity_bytes,
+            granule_bytes,
+            host_memory: HostMemoryConfig::default(),
+            links: 0,
+            shared_in: None,
+        }
     }
 
     /// Makes it the device of all processes that name the same folder.
@@ -79,6 +87,13 @@ impl HostConfig {
     #[must_use]
     pub fn in_granules_of(mut self, granule_bytes: u64) -> Self {
         self.granule_bytes = granule_bytes;
+        self
+    }
+
+    /// Sets how many links of other devices may carry its copies.
+    #[must_use]
+    pub fn linking_over(mut self, links: usize) -> Self {
+        self.links = links;
         self
     }
 
@@ -166,6 +181,7 @@ impl HostDevice {
         Ok(Self {
             info: DeviceInfo::new("host", name, granule, capacity_bytes)
                 .copying_over(copy_streams)
+                .linking_over(config.links)
                 .saving_over(copy_streams)
                 .digesting_fast(true)
                 .sharing_memory_as(Some(memory_name)),
@@ -529,6 +545,14 @@ impl Driver for HostDevice {
         let id = StreamId(queues.next_id());
         queues.streams.insert(id.0, HostStream::new(id, self.owner));
         Ok(id)
+    }
+
+    fn stream_create_over_link(&self, link: usize) -> Result<StreamId> {
+        if link < self.info.links {
+            return self.stream_create();
+        }
+        let reason = format!("there is no link {link}: of other devices there are {}", self.info.links);
+        Err(DriverError::invalid(Op::StreamCreate, reason))
     }
 
     fn stream_destroy(&self, stream: StreamId) -> Result<()> {

@@ -77,6 +77,12 @@ pub(super) struct SlabExtent {
     range: SlabRange,
 }
 
+/// What is held until it has been made, and then free.
+pub(super) struct Ahead {
+    extents: Vec<SlabExtent>,
+    arena: Arc<HostArena>,
+}
+
 struct Releasing<'a> {
     arena: &'a HostArena,
     bytes: u64,
@@ -97,6 +103,18 @@ pub(crate) enum MemoryKind {
     Pageable,
     /// Memory outside the arena.
     Foreign,
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        self.extents.clear();
+        {
+            let mut table = self.arena.table();
+            table.ahead -= 1;
+            table.release_count += 1;
+        }
+        self.arena.released.notify_all();
+    }
 }
 
 impl HostArena {
@@ -142,19 +160,39 @@ impl HostArena {
     pub(crate) fn alloc_all(self: &Arc<Self>, sizes: &[u64]) -> DriverResult<Vec<Pending<HostBuffer>>> {
         self.owner.check(Op::HostAlloc)?;
         let (extents, slabs) = self.assign(sizes, true).map_err(of(Op::HostAlloc))?;
-        self.make_in_background(slabs, Vec::new());
+        self.make_in_background(slabs, None);
         let pending = |extent: SlabExtent| Pending::new(move || extent.wait().map(HostBuffer::new));
         Ok(extents.into_iter().map(pending).collect())
     }
 
-    /// Returns before it is made, except where it is little. Nothing is made where it would not fit.
+    /// Returns before it is made. Nothing is made where it would not fit beside what is there. A request that lacks
+    /// memory meanwhile has it as soon as it is made.
     pub(crate) fn make_ahead(self: &Arc<Self>, sizes: &[u64]) {
-        if self.owner.is_here()
-            && !sizes.contains(&0)
-            && let Ok((extents, slabs)) = self.try_assign(sizes, true)
-        {
-            self.make_in_background(slabs, extents);
+        if !self.owner.is_here() || sizes.contains(&0) {
+            return;
         }
+        // Counted first: a request that finds the memory taken waits for what is counted.
+        self.table().ahead += 1;
+        let mut ahead = Ahead { extents: Vec::new(), arena: Arc::clone(self) };
+        let (ranges, slabs, is_small) = self.assign_ranges(sizes, true);
+        let is_new = |range: &SlabRange| slabs.iter().any(|slab| slab.id == range.slab.id);
+        let extent = |range| SlabExtent { arena: Arc::clone(self), range };
+        // What is there already is free for others at once.
+        let (new, there): (Vec<SlabRange>, Vec<SlabRange>) = ranges.into_iter().partition(is_new);
+        drop(there.into_iter().map(extent).collect::<Vec<_>>());
+        ahead.extents = new.into_iter().map(extent).collect();
+        if !slabs.is_empty() && self.check(is_small).is_ok() {
+            self.make_in_background(slabs, Some(ahead));
+        }
+    }
+
+    /// Waits until nothing is being made ahead. Returns whether it had to.
+    pub(super) fn await_ahead(&self) -> bool {
+        let table = self.table();
+        let is_needed = table.ahead > 0;
+        let wait = self.released.wait_while(table, |table| table.ahead > 0);
+        drop(wait.unwrap_or_else(PoisonError::into_inner));
+        is_needed
     }
 
     pub(crate) fn alloc(self: &Arc<Self>, bytes: u64) -> DriverResult<ArenaBuffer> {
@@ -259,6 +297,11 @@ impl HostArena {
             Ok(assigned) => return Ok(assigned),
             Err(shortage) => shortage,
         };
+        if self.await_ahead()
+            && let Ok(assigned) = self.try_assign(sizes, is_locked)
+        {
+            return Ok(assigned);
+        }
         // Unused slabs must not prevent the allocation.
         if self.would_help(&shortage) && self.release_unused(u64::MAX) {
             return self.try_assign(sizes, is_locked);
@@ -393,6 +436,7 @@ impl HostArena {
 
     /// Releases all unused slabs, and abandoned ones in the making. May wait for all work on the device.
     pub(crate) fn trim(&self) {
+        self.await_ahead();
         let abandoned = self.table().abandoned();
         for slab in abandoned {
             let _ = slab.wait(); // Made or failed, it is not wanted.

@@ -47,7 +47,7 @@ impl HostArena {
         let (extents, slabs) = self.assign(sizes, is_locked).map_err(of(Op::HostAlloc))?;
         let is_uncertain =
             !slabs.is_empty() && self.budget.check_machine(|| self.table().unmade_bytes, false).is_err();
-        self.make_in_background(slabs.clone(), Vec::new());
+        self.make_in_background(slabs.clone(), None);
         if !is_uncertain {
             return Ok(extents);
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use super::arena::{HostArena, SlabExtent};
+use super::arena::{Ahead, HostArena};
 use super::backend::Refusal;
 use super::budget::Shortage;
 use super::probe;
@@ -35,7 +35,7 @@ struct Growth {
     /// Whether a slab failed; the others then do not wait for memory.
     has_failed: AtomicBool,
     /// Without owners, these slabs would not be made.
-    _held: Vec<SlabExtent>,
+    ahead: Option<Ahead>,
 }
 
 /// On drop, waiters receive the outcome, whatever happens.
@@ -46,10 +46,11 @@ struct Making<'a> {
 }
 
 impl HostArena {
-    /// `held` is dropped when all are made.
-    pub(super) fn make_in_background(self: &Arc<Self>, slabs: Vec<Arc<Slab>>, held: Vec<SlabExtent>) {
-        let growth = Growth { _held: held, ..Growth::new(slabs, self.threads) };
-        if growth.bytes < BACKGROUND_BYTES {
+    /// `ahead` is dropped when all are made.
+    pub(super) fn make_in_background(self: &Arc<Self>, slabs: Vec<Arc<Slab>>, ahead: Option<Ahead>) {
+        let is_awaited = ahead.is_none();
+        let growth = Growth { ahead, ..Growth::new(slabs, self.threads) };
+        if is_awaited && growth.bytes < BACKGROUND_BYTES {
             return growth.run(self);
         }
         let growth = Arc::new(growth.mapped(self));
@@ -86,8 +87,9 @@ impl HostArena {
         }
         let mut making = Making { arena: self, slab, made: None };
         let made = self.try_make(slab, region, growth);
-        // Unused slabs must not be the reason for a failure.
-        let again = made.is_err() && self.release_unused(u64::MAX);
+        // Unused slabs must not be the reason for a failure, nor those that are made ahead. What these lack is not made.
+        let is_needed = growth.ahead.is_none();
+        let again = made.is_err() && is_needed && (self.await_ahead() | self.release_unused(u64::MAX));
         let made = if again { self.try_make(slab, None, growth) } else { made };
         if made.is_err() {
             growth.has_failed.store(true, Ordering::Relaxed);
@@ -180,8 +182,8 @@ impl Growth {
         let bytes = slabs.iter().map(|slab| slab.bytes).sum();
         let is_shared = slabs.iter().any(|slab| slab.bytes >= SHARED_BYTES);
         let faulters = if is_shared { (threads / slabs.len().max(1)).max(1) } else { 1 };
-        let (regions, start, next, has_failed, _held) = Default::default();
-        Self { slabs, regions, start, next, bytes, faulters, has_failed, _held }
+        let (regions, start, next, has_failed, ahead) = Default::default();
+        Self { slabs, regions, start, next, bytes, faulters, has_failed, ahead }
     }
 
     /// If that fails, each slab reserves its own.
@@ -206,8 +208,11 @@ impl Growth {
         loop {
             let nth = self.next.fetch_add(1, Ordering::Relaxed);
             let Some(slab) = self.slabs.get(nth) else { break };
+            if self.ahead.is_some() && self.has_failed.load(Ordering::Relaxed) {
+                break;
+            }
             guarded(|| arena.make(slab, self.region(nth), self));
-            if nth == 0 {
+            if nth == 0 && self.ahead.is_none() {
                 // Not earlier, so that the first buffer is ready first: this takes time and may wait for work
                 // on the device.
                 guarded(|| {

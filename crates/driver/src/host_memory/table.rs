@@ -98,6 +98,8 @@ pub(super) struct SlabTable {
     /// Page-locking failed halfway: unusable, and held until the device unregisters them.
     half_registered: Vec<Region>,
     pub(super) workers: Vec<JoinHandle<()>>,
+    /// Growths under way of what is made ahead.
+    pub(super) ahead: usize,
     pub(super) is_closed: bool,
 }
 

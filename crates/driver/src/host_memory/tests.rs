@@ -590,6 +590,13 @@ fn what_is_made_ahead_is_used_by_the_next_batch_and_given_up_like_any_other() {
     eventually("it is made", || arena.info().used_bytes == 0);
     drop(wait_for_all(arena.alloc_all(&sizes).unwrap()));
     assert_eq!((accounts.mapped_bytes(), accounts.locked_bytes()), (256 * MIB, 256 * MIB));
+    arena.trim();
+    arena.make_ahead(&[700 * MIB]);
+    // Both do not fit. It waits for the other, and gets its place.
+    drop(wait_for_all(arena.alloc_all(&[600 * MIB]).unwrap()));
+    arena.trim();
+    arena.make_ahead(&sizes);
+    eventually("it is made", || arena.info().used_bytes == 0);
     arena.make_ahead(&[2 * GIB]);
     arena.make_ahead(&[0]);
     arena.make_ahead(&[]);

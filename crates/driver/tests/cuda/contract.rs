@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::MutexGuard;
 
 use poorwill_core::Driver;
-use poorwill_driver::CudaDevice;
+use poorwill_driver::{CudaDevice, cuda};
 use poorwill_testkit::device::cuda_config;
 
 use crate::turn;
@@ -24,7 +24,10 @@ impl Deref for Alone {
 
 fn open() -> Alone {
     let turn = turn();
-    Alone { device: CudaDevice::open(&cuda_config()).unwrap(), _turn: turn }
+    Alone {
+        device: CudaDevice::open(&cuda_config().linking_over(cuda::Links::Reachable)).unwrap(),
+        _turn: turn,
+    }
 }
 
 poorwill_testkit::driver_contract!(open);

@@ -10,6 +10,7 @@ mod device;
 mod hibernation;
 mod host_memory;
 mod kernels;
+mod links;
 mod peers;
 mod views;
 

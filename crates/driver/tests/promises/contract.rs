@@ -3,4 +3,4 @@
 use poorwill_testkit::contract::GRANULES_MIN;
 use poorwill_testkit::device::TestDevice;
 
-poorwill_testkit::driver_contract!(|| TestDevice::open(GRANULES_MIN).driver());
+poorwill_testkit::driver_contract!(|| TestDevice::linked(GRANULES_MIN).driver());

@@ -75,6 +75,12 @@ entries! {
         Ok(())
     }
 
+    call cuCtxSetLimit(limit: c_int, value: usize) {
+        // Stack, heap and output of kernels: here they take no memory.
+        let _ = (current()?, value);
+        if (0..=2).contains(&limit) { Ok(()) } else { Err(Code::INVALID_VALUE) }
+    }
+
     look cuCtxSynchronize() {
         let current = current()?;
         current.state.tables().captures.check_device_runs(current.device.ordinal)?;

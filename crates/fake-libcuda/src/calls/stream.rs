@@ -11,6 +11,7 @@ use crate::capture;
 use crate::current::current;
 use crate::entry::{entries, run_host_function};
 use crate::handle::{Handle, HandleKind, new_handle};
+use crate::peer;
 use crate::queue::Stream;
 
 /// `CU_STREAM_NON_BLOCKING`, the only flag.
@@ -76,9 +77,13 @@ entries! {
             }
             (None, Some(_)) => return Err(Code::NOT_SUPPORTED),
         }
-        match &event.recorded {
+        let (point, device) = (event.recorded.clone(), event.device);
+        drop(tables);
+        match point {
             None => Ok(()),
-            Some(_) if event.device != stream.device => Err(Code::NOT_SUPPORTED),
+            Some(point) if device != stream.device => {
+                stream.track(current.device, peer::queue(current.device, stream.id, move || point.pass()))
+            }
             Some(point) => Ok(current.device.host.stream_wait_event(stream.id, point.id)?),
         }
     }

@@ -146,11 +146,14 @@ pub fn decoding_brings_every_byte_back(driver: &dyn Driver) {
     }
     let sources: [Arc<HostBuffer>; 2] = [latch::source(driver, &bytes), Arc::new(bytes.into())];
     let copies = driver.stream_create().unwrap();
+    let links: Vec<StreamId> =
+        (0..driver.info().links).map(|link| driver.stream_create_over_link(link).unwrap()).collect();
     let small = DeviceRange::new(scratch.range.addr, granule(driver));
     let streams = [driver.stream_create().unwrap(), driver.stream_create_kernel_copies().unwrap()];
     for stream in streams {
         let of = |range, copies| Some(Scratch { range, copies });
-        for via in [None, of(scratch.range, copies), of(small, copies), of(scratch.range, stream)] {
+        let link = links.first().and_then(|link| of(scratch.range, *link));
+        for via in [None, of(scratch.range, copies), of(small, copies), of(scratch.range, stream), link] {
             for source in &sources {
                 driver.zero(stream, mapped.range).unwrap().wait().unwrap();
                 let decoded = driver.decode(stream, Arc::clone(source), &parts, via).unwrap();
@@ -161,7 +164,11 @@ pub fn decoding_brings_every_byte_back(driver: &dyn Driver) {
         }
     }
     assert_eq!(driver.decode(streams[0], Arc::clone(&sources[0]), &[], None).unwrap().wait().unwrap(), []);
-    streams.into_iter().chain([copies]).for_each(|stream| driver.stream_destroy(stream).unwrap());
+    streams
+        .into_iter()
+        .chain([copies])
+        .chain(links)
+        .for_each(|stream| driver.stream_destroy(stream).unwrap());
     mapped.end();
     scratch.end();
 }

@@ -52,7 +52,14 @@ impl Shared {
 
     /// Waits for the pool's own work only: work of others may never end.
     pub(in crate::pool) fn settle_own_streams(&self) -> Result<(), DriverError> {
-        self.streams().all().try_for_each(|stream| self.driver().stream_synchronize(stream))
+        self.streams().all().try_for_each(|stream| self.driver().stream_synchronize(stream))?;
+        self.links().streams().into_iter().try_for_each(|stream| {
+            match self.driver().stream_synchronize(stream) {
+                // It was destroyed meanwhile, after its work.
+                Err(DriverError { kind: DriverErrorKind::UnknownHandle { .. }, .. }) => Ok(()),
+                settled => settled,
+            }
+        })
     }
 
     /// After a panic (in backup storage or a progress callback), copies may still run, and nothing may be

@@ -166,8 +166,8 @@ impl<'a> Saver<'a> {
             .collect();
         let unfit = self.take_unfit(&changes);
         let footprints: Vec<Footprint> = unfit.iter().map(|nth| changes[*nth].footprint.clone()).collect();
-        let raw = unfit.iter().map(|nth| &changes[*nth]).filter(|change| change.save.is_raw);
-        self.shared.newly_taken().note(raw.map(|change| change.footprint.bytes()));
+        let kept = unfit.iter().map(|nth| &changes[*nth]).filter(|change| change.save.is_kept);
+        self.shared.newly_taken().note(kept.map(|change| change.footprint.bytes()));
         for (nth, buffer) in unfit.into_iter().zip(self.new_buffers(&footprints)?) {
             changes[nth].buffer = Some(buffer);
         }

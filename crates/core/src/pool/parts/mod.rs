@@ -4,6 +4,8 @@ pub(super) mod backups;
 pub(super) mod heap;
 pub(super) mod hold_table;
 pub(super) mod lent_chunks;
+pub(super) mod links;
+pub(super) mod newly_taken;
 pub(super) mod physical;
 pub(super) mod scratch;
 pub(super) mod tags;

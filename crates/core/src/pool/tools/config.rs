@@ -45,6 +45,9 @@ pub struct PoolConfig {
     /// [`Pool::drop_backups`](crate::Pool::drop_backups) and a lack of host memory drop them. `None`: unless the device
     /// [shares host memory](crate::DeviceInfo::shares_host_memory), where they would double what is awake.
     pub keep_backups: Option<bool>,
+    /// The least bytes that a sleep has backed up, for which [links](crate::DeviceInfo::links) of other devices are opened
+    /// behind it, for wakes; by default 2 GiB. They stay open, at the expense of some memory of those devices.
+    pub links_from_bytes: u64,
     /// Whether backups are stored as codes. A pool with a storage of its own ignores it.
     pub compress: Compress,
 }
@@ -58,6 +61,7 @@ impl Default for PoolConfig {
             segment_granules: 32,
             cached_max_bytes: None,
             keep_backups: None,
+            links_from_bytes: 2 << 30,
             compress: Compress::Auto,
         }
     }
@@ -103,6 +107,13 @@ impl PoolConfig {
     #[must_use]
     pub fn keeping_backups(mut self, keep_backups: impl Into<Option<bool>>) -> Self {
         self.keep_backups = keep_backups.into();
+        self
+    }
+
+    /// Sets from how many bytes on links of other devices are opened.
+    #[must_use]
+    pub fn linking_from(mut self, links_from_bytes: u64) -> Self {
+        self.links_from_bytes = links_from_bytes;
         self
     }
 

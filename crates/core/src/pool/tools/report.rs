@@ -555,6 +555,8 @@ pub struct WakeReport {
     pub read_bytes: u64,
     /// Read from disk before that.
     pub disk_read_bytes: u64,
+    /// Of the copied bytes, those that came over other devices' links.
+    pub linked_bytes: u64,
     /// Zeroed.
     pub zeroed_bytes: u64,
     /// Compared and equal.

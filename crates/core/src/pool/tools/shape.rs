@@ -21,6 +21,7 @@ pub(in crate::pool) struct Shape {
     pub(in crate::pool) total_bytes: u64,
     pub(in crate::pool) limit_bytes: Option<u64>,
     pub(in crate::pool) keep_backups: bool,
+    pub(in crate::pool) links_from_bytes: u64,
 }
 
 impl Shape {
@@ -46,6 +47,7 @@ impl Shape {
             },
             limit_bytes: config.limit_bytes,
             keep_backups: config.keeps_backups_on(info),
+            links_from_bytes: config.links_from_bytes,
         }
     }
 

@@ -110,7 +110,7 @@ impl CodecKernels {
         let decoding = self.slot(&[[slot.device(), code_bytes as u64, decoded.device()]], 16)?;
         // The other decoder's, for the digest alone.
         let digesting = self.slot(&[[slot.device(), code_bytes as u64, 0]], 16)?;
-        let stream = Stream::create(context)?;
+        let stream = Stream::create(context.primary())?;
         let launched =
             [(&self.encode, &encoding), (&self.decode_host, &decoding), (&self.decode, &digesting)]
                 .into_iter()

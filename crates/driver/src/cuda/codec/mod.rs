@@ -5,9 +5,9 @@
 
 mod kernel;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use poorwill_core::{CodePart, DeviceRange, HostBuffer};
+use poorwill_core::{CodePart, DeviceRange, Digest, HostBuffer, Op};
 
 use super::context::Context;
 use super::ffi::CuDeviceptr;
@@ -39,6 +39,8 @@ type Staged = (usize, usize, CuDeviceptr);
 pub(super) struct Decoding {
     job: DecodeJob,
     copies: Vec<Staged>,
+    /// Behind copies over another GPU's link, whose failure the decoding stream does not see.
+    copied: OnceLock<Event>,
 }
 
 impl Codec {
@@ -102,13 +104,15 @@ impl Codec {
         let kernels = self.kernels.as_ref().ok()?;
         parts.iter().all(|part| part.slot_bytes.is_multiple_of(ALIGNMENT)).then_some(())?;
         if let Some((copies, codes)) = scratch.and_then(|scratch| staged(parts, scratch)) {
-            return Some(Decoding { job: DecodeJob::new(kernels, Codes::Device, &codes)?, copies });
+            let job = DecodeJob::new(kernels, Codes::Device, &codes)?;
+            return Some(Decoding { job, copies, copied: OnceLock::new() });
         }
         let start = context.pinned_at(buffer.as_ptr().addr(), buffer.len())?;
         let code = |part: &CodePart| [start + part.host_offset, part.slot_bytes, part.granule];
         let codes: Vec<[u64; 3]> = parts.iter().map(code).collect();
         codes.iter().all(|[code, ..]| code.is_multiple_of(ALIGNMENT)).then_some(())?;
-        Some(Decoding { job: DecodeJob::new(kernels, Codes::Host, &codes)?, copies: Vec::new() })
+        let job = DecodeJob::new(kernels, Codes::Host, &codes)?;
+        Some(Decoding { job, copies: Vec::new(), copied: OnceLock::new() })
     }
 }
 
@@ -143,22 +147,30 @@ impl Decoding {
     ) -> Result<()> {
         let api = context.api();
         // The scratch memory may be in use until here.
-        let free = Event::create(context)?;
-        free.record(stream)?;
-        copies.wait_for(&free)?;
+        copies.wait_for(&stream.mark()?)?;
+        let entered = copies.enter_link(Op::CopyToDevice)?;
         for (offset, bytes, to) in &self.copies {
             let from = buffer[*offset..offset + bytes].as_ptr().cast();
             // SAFETY: C3 and C5: the flight holds the buffer, shared, until `stream` has passed it, which waits for the
             // copy. The scratch memory is mapped with access, and nothing else uses it meanwhile.
             api.check(unsafe { (api.memcpy_htod_async)(*to, from, *bytes, copies.raw()) })?;
         }
-        let copied = Event::create(context)?;
-        copied.record(copies)?;
-        stream.wait_for(&copied)
+        drop(entered);
+        let copied = copies.mark()?;
+        stream.wait_for(&copied)?;
+        if copies.is_over_link() {
+            let _ = self.copied.set(copied);
+        }
+        Ok(())
     }
 
-    pub(super) fn job(&self) -> &DecodeJob {
-        &self.job
+    /// What the granules have, once the decoding stream has passed it.
+    pub(super) fn digests(&self) -> Result<Vec<Digest>> {
+        if let Some(copied) = self.copied.get() {
+            let _entered = copied.enter(Op::Decode).map_err(|error| error.kind)?;
+            copied.wait()?;
+        }
+        Ok(self.job.digests())
     }
 }
 

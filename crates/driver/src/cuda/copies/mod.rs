@@ -65,7 +65,7 @@ impl CopyKernel {
         let (mut from, mut to) = (slots.take(len)?, slots.take(len)?);
         from.write(words.clone());
         to.write(words.map(|word| !word));
-        let stream = Stream::create(context)?;
+        let stream = Stream::create(context.primary())?;
         let launched = self.launch(&stream, to.device(), from.device(), len);
         let finished = stream.synchronize().or_else(|_| context.synchronize());
         if finished.is_err() {

@@ -109,7 +109,7 @@ impl DigestKernel {
         let mut sample = self.slots.take(len)?;
         sample.write(words);
         let slots = [self.slot(&[sample.device()])?, self.slot(&[sample.device()])?];
-        let stream = Stream::create(context)?;
+        let stream = Stream::create(context.primary())?;
         let mut entries = [Memory::Device, Memory::Host].into_iter().zip(&slots);
         let launched =
             entries.try_for_each(|(memory, slot)| self.launch(memory, &stream, slot, 1, SAMPLE_LEAVES));

@@ -71,7 +71,12 @@ impl Shared {
         let plan = |state: &PoolState| state.plan_sleep(request.level, &visited, &named, &resident);
         let slept = self.fall_asleep(SLEEP, &plan, deadline, (request.lends, withdrawn_bytes), when_ready);
         let slept = match slept {
-            Ok(report) => Ok(self.after_lending(report, refused, &visited)),
+            Ok(report) => {
+                if report.copied_bytes + report.unchanged_bytes >= self.shape().links_from_bytes {
+                    self.links().open_all(self.driver().info().links, self.shared_driver());
+                }
+                Ok(self.after_lending(report, refused, &visited))
+            }
             Err(error) => {
                 // What was announced may not have come about.
                 let _ = self.announce_resident();

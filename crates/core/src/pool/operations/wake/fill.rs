@@ -22,12 +22,12 @@ use super::verify::{Arrival, Verified};
 use super::woken::Woken;
 use crate::backup::BackupBuffer;
 use crate::digest::Digest;
-use crate::driver::{CopyPart, DeviceRange, DriverError, Op, Pending, Scratch};
+use crate::driver::{CopyPart, DeviceRange, DriverError, Op, Pending, Scratch, StreamId};
 use crate::pool::parts::backups::sample::Sample;
 use crate::pool::parts::backups::{Stored, runs};
 use crate::pool::parts::scratch::Loan;
 use crate::pool::shared::Shared;
-use crate::pool::tools::cancel::CancellationToken;
+use crate::pool::tools::cancel::{self, CancellationToken};
 use crate::pool::tools::error::{Phase, PoolError, Result};
 use crate::pool::tools::report::{Verify, WakeProgress, WakeRequest, add};
 use crate::tag::Tag;
@@ -47,6 +47,9 @@ pub(super) struct Filler<'a> {
     request: &'a WakeRequest,
     /// For codes by copy engine.
     scratch: Option<&'a Loan<'a>>,
+    parts: ScratchParts,
+    /// Numbers of other devices' links.
+    links: Vec<usize>,
     verify: Verify,
     /// By tag: which granules are compared, and how many were counted so far. Tags may wake separately, so each has turns
     /// of its own.
@@ -62,6 +65,15 @@ pub(super) struct Filler<'a> {
     copied_bytes: u64,
     read_bytes: u64,
     zeroed_bytes: u64,
+    linked_bytes: u64,
+    /// Copies queued on the own path, and on each link.
+    turns_of_paths: Vec<usize>,
+    /// Whether a link has failed.
+    has_lost: bool,
+    /// Whether links are left alone.
+    are_links_left: bool,
+    /// Turns whose copies over another device's link have failed, and what each is to bring.
+    again: Vec<(usize, Vec<(Arrival<'a>, bool)>)>,
     started: Option<Instant>,
     /// Cleared when filling is of no more use.
     goes_on: Arc<AtomicBool>,
@@ -78,6 +90,40 @@ pub(super) struct Filler<'a> {
     failed: Option<PoolError>,
 }
 
+/// How many parts of scratch memory each path has.
+#[derive(Debug, Clone, Copy)]
+struct ScratchParts {
+    own: usize,
+    of_link: usize,
+}
+
+impl ScratchParts {
+    fn new(parts: usize, links: usize) -> Self {
+        if links == 0 {
+            return Self { own: parts, of_link: 0 };
+        }
+        let of_link = (parts / 2 / links).max(1);
+        Self { own: parts.saturating_sub(of_link * links).max(1), of_link }
+    }
+}
+
+/// How scratch memory is shared out, and the paths with these bounds.
+fn paths_of(
+    shared: &Shared,
+    has_scratch: bool,
+    links: usize,
+    stored_bytes: u64,
+) -> (ScratchParts, CopyPaths) {
+    let parts = ScratchParts::new(shared.scratch_parts(), links);
+    let paths = CopyPaths::new(shared.streams().kernel().is_some(), links, shared.shape().granule_bytes);
+    let paths = if shared.links().are_unknown() { paths.comparing(stored_bytes) } else { paths };
+    let is_bounded = has_scratch && links > 0;
+    (parts, if is_bounded { paths.at_most(parts.own, parts.of_link) } else { paths })
+}
+
+/// Granules in flight, with the digests that the copy finds.
+type Load = Pending<Vec<Option<Digest>>>;
+
 struct Work<'a> {
     phase: Phase,
     bytes: u64,
@@ -87,6 +133,8 @@ struct Work<'a> {
     pending: Option<Pending<Vec<Option<Digest>>>>,
     /// By arrival, after a success.
     found: Vec<Option<Digest>>,
+    /// The turn, and the link of another device, that it took.
+    over: Option<(usize, usize)>,
 }
 
 /// Digests of what a copy has written, by number among its arrivals.
@@ -102,7 +150,7 @@ impl<'a> Filler<'a> {
         fillings: &'a [Filling],
         request: &'a WakeRequest,
         turns: &BTreeMap<Tag, u64>,
-        scratch: Option<&'a Loan<'a>>,
+        (scratch, links): (Option<&'a Loan<'a>>, Vec<usize>),
     ) -> Self {
         let granule_bytes = shared.shape().granule_bytes;
         let stored = |filling: &Filling| match &filling.with {
@@ -119,12 +167,15 @@ impl<'a> Filler<'a> {
         let zeros = fillings.iter().filter(|filling| matches!(filling.with, With::Zeros));
         let zeroed_bytes: u64 = zeros.map(|filling| filling.range.bytes).sum();
         let stored_bytes = stored_granules * granule_bytes;
-        let paths = CopyPaths::new(shared.streams().kernel().is_some(), granule_bytes);
+        let (parts, paths) = paths_of(shared, scratch.is_some(), links.len(), stored_bytes);
         Self {
             shared,
             fillings,
             request,
             scratch,
+            parts,
+            turns_of_paths: vec![0; links.len() + 1],
+            links,
             verify: request.verify_on(shared.driver().info()),
             samples: turns.iter().map(sample).collect(),
             next: 0,
@@ -135,6 +186,10 @@ impl<'a> Filler<'a> {
             copied_bytes: 0,
             read_bytes: 0,
             zeroed_bytes: 0,
+            linked_bytes: 0,
+            again: Vec::new(),
+            has_lost: false,
+            are_links_left: false,
             started: None,
             goes_on: Arc::new(AtomicBool::new(true)),
             cancellation: CancellationToken::current().unwrap_or_default(),
@@ -167,6 +222,7 @@ impl<'a> Filler<'a> {
             let turn = self.next;
             self.next += 1;
             self.fill(filling, turn).map_err(|(phase, source)| PoolError::WakeFailed { phase, source })?;
+            self.fill_again();
         }
         self.failed.take().map_or(Ok(()), Err)
     }
@@ -174,50 +230,140 @@ impl<'a> Filler<'a> {
     fn fill(&mut self, filling: &'a Filling, turn: usize) -> Result<(), (Phase, DriverError)> {
         let driver = self.shared.driver();
         let engine_stream = self.shared.streams().copy(turn);
-        let With::Backup { buffer, first, .. } = &filling.with else {
+        if matches!(filling.with, With::Zeros) {
             let zeros = driver.zero(engine_stream, filling.range).map_err(|source| (Phase::Zero, source))?;
             self.zeroed_bytes += filling.range.bytes;
             let zeros = zeros.then(|zeroed| zeroed.map(|()| Vec::new()));
             self.queue(Phase::Zero, filling.range.bytes, Vec::new(), zeros);
             self.filled += 1;
             return Ok(());
-        };
+        }
         self.compare_in_place(filling);
         let stored = filling.stored_granules(false);
         if stored.is_empty() {
             self.filled += 1;
             return Ok(());
         }
+        let arrivals = self.arrivals(filling, &stored);
+        let bytes = self.copy(filling, turn, &stored, arrivals)?;
+        self.copied_bytes += bytes;
+        self.filled += usize::from(bytes > 0);
+        Ok(())
+    }
+
+    /// Queues the copy, and returns its bytes: none where filling is of no more use.
+    fn copy(
+        &mut self,
+        filling: &'a Filling,
+        turn: usize,
+        stored: &[usize],
+        arrivals: Vec<(Arrival<'a>, bool)>,
+    ) -> Result<u64, (Phase, DriverError)> {
+        let With::Backup { buffer, first, .. } = &filling.with else { return Ok(0) };
         let granule_bytes = self.shared.shape().granule_bytes;
         let part = |run: Range<usize>| {
             let device = self.shared.shape().granule_range(filling.range.addr, run.start, run.len());
             CopyPart { device, host_offset: (first + run.start) as u64 * granule_bytes }
         };
-        let parts: Vec<CopyPart> = runs(&stored).into_iter().map(part).collect();
+        let parts: Vec<CopyPart> = runs(stored).into_iter().map(part).collect();
         let bytes = stored.len() as u64 * granule_bytes;
         let fetched = self.fetched(turn).map_err(|source| (Phase::Copy, source))?;
-        let Some(path) = self.path_with_capacity() else { return Ok(()) };
-        let stream = match path {
-            CopyPath::Engine => engine_stream,
-            CopyPath::Kernel => self.shared.streams().kernel().unwrap_or(engine_stream),
+        let source = (fetched.as_ref().unwrap_or(buffer), filling.code_bytes().is_some());
+        let (path, copy) = loop {
+            let Some(path) = self.path_with_capacity() else { return Ok(0) };
+            let (taken, copy) = self.load(path, turn, source, &parts);
+            // Without scratch memory no link is of use to this wake.
+            self.are_links_left |= taken != path;
+            match (copy, taken) {
+                (Ok(copy), taken) => break (taken, copy),
+                (Err(source), CopyPath::Link(link)) => {
+                    self.lose(link).map_err(|_| (Phase::Copy, source))?;
+                }
+                (Err(source), _) => return Err((Phase::Copy, source)),
+            }
         };
-        let scratch = self.scratch.filter(|_| path == CopyPath::Engine && filling.code_bytes().is_some());
-        let source = fetched.as_ref().unwrap_or(buffer);
-        let copy = match scratch {
-            None => source.load(stream, &parts, None),
-            Some(loan) => self.load_through(loan, turn, source, &parts),
-        };
-        let copy = copy.map_err(|source| (Phase::Copy, source))?;
         if fetched.is_some() {
             self.fetched.push_back((self.queued.len(), filling.fetch_bytes()));
         }
-        self.paths.queued(driver.now(), self.queued.len(), bytes);
-        self.copied_bytes += bytes;
+        self.paths.queued(self.shared.driver().now(), path, self.queued.len(), bytes);
+        let link = if let CopyPath::Link(link) = path { Some(link) } else { None };
+        self.turns_of_paths[link.map_or(0, |link| link + 1)] += 1;
         self.read_bytes += buffer.read_bytes(&parts);
-        let arrivals = self.arrivals(filling, &stored);
         self.queue(Phase::Copy, bytes, arrivals, copy);
-        self.filled += 1;
-        Ok(())
+        if let (Some(link), Some(work)) = (link, self.queued.last_mut()) {
+            self.linked_bytes += bytes;
+            work.over = Some((turn, link));
+        }
+        Ok(bytes)
+    }
+
+    /// Queues the copy on this path, or the engine's where scratch memory has gone. Codes that a copy engine carries pass
+    /// through that.
+    fn load(
+        &self,
+        path: CopyPath,
+        turn: usize,
+        (source, is_encoded): (&BackupBuffer, bool),
+        parts: &[CopyPart],
+    ) -> (CopyPath, Result<Load, DriverError>) {
+        let streams = self.shared.streams();
+        let link = match path {
+            CopyPath::Kernel => {
+                return (path, source.load(streams.kernel().unwrap_or(streams.copy(turn)), parts, None));
+            }
+            CopyPath::Engine => None,
+            CopyPath::Link(link) => match self.link_stream(link) {
+                Ok(stream) => Some((link, stream)),
+                Err(gone) => return (path, Err(gone)),
+            },
+        };
+        let Some(loan) = self.scratch.filter(|_| is_encoded) else {
+            let stream = link.map_or(streams.copy(turn), |(_, stream)| stream);
+            return (path, source.load(stream, parts, None));
+        };
+        // Decoded on a stream of saves. Kernels there run beside the copies of others.
+        let part = match link {
+            None => self.turns_of_paths[0] % self.parts.own,
+            Some((link, _)) => {
+                self.parts.own
+                    + link * self.parts.of_link
+                    + self.turns_of_paths[link + 1] % self.parts.of_link
+            }
+        };
+        let stream = streams.save(part);
+        loan.queue(part, stream, |range| {
+            let path = if range.is_some() { path } else { CopyPath::Engine };
+            let copies = link.map_or(stream, |(_, stream)| stream);
+            (path, source.load(stream, parts, range.map(|range| Scratch { range, copies })))
+        })
+    }
+
+    fn link_stream(&self, link: usize) -> Result<StreamId, DriverError> {
+        let number = self.links[link];
+        let gone = || DriverError::invalid(Op::CopyToDevice, format!("link {number} has gone"));
+        self.shared.links().stream(number).ok_or_else(gone)
+    }
+
+    /// Fails where something may still be in flight there.
+    fn lose(&mut self, link: usize) -> Result<(), DriverError> {
+        self.paths.set_open(link, false);
+        self.has_lost = true;
+        let stream = self.link_stream(link);
+        self.shared.links().lose(self.links[link]);
+        stream.map_or(Ok(()), |stream| self.shared.driver().stream_synchronize(stream))
+    }
+
+    /// What has failed over another device's link comes over the others.
+    fn fill_again(&mut self) {
+        while self.failed.is_none()
+            && let Some((turn, arrivals)) = self.again.pop()
+        {
+            let filling = &self.fillings[turn];
+            match self.copy(filling, turn, &filling.stored_granules(false), arrivals) {
+                Ok(bytes) => self.filled += usize::from(bytes > 0),
+                Err((phase, source)) => self.fail(phase, source),
+            }
+        }
     }
 
     /// What is in place is compared as what is copied, and copied once more where it differs.
@@ -281,21 +427,6 @@ impl<'a> Filler<'a> {
         true
     }
 
-    /// Decodes on a stream of saves. Kernels there run beside the copies of others.
-    fn load_through(
-        &self,
-        loan: &Loan<'_>,
-        turn: usize,
-        buffer: &BackupBuffer,
-        parts: &[CopyPart],
-    ) -> Result<Pending<Vec<Option<Digest>>>, DriverError> {
-        let streams = self.shared.streams();
-        let stream = streams.save(turn);
-        loan.queue(turn % streams.saves(), stream, |range| {
-            buffer.load(stream, parts, range.map(|range| Scratch { range, copies: stream }))
-        })
-    }
-
     fn is_of_use(&self) -> bool {
         self.failed.is_none() && self.goes_on.load(Ordering::Relaxed) && !self.cancellation.is_cancelled()
     }
@@ -307,15 +438,27 @@ impl<'a> Filler<'a> {
         arrivals: Vec<(Arrival<'a>, bool)>,
         pending: Pending<Vec<Option<Digest>>>,
     ) {
-        self.queued.push(Work { phase, bytes, arrivals, pending: Some(pending), found: Vec::new() });
+        self.queued.push(Work {
+            phase,
+            bytes,
+            arrivals,
+            pending: Some(pending),
+            found: Vec::new(),
+            over: None,
+        });
     }
 
     /// `None` when filling is of no more use.
     fn path_with_capacity(&mut self) -> Option<CopyPath> {
         while self.is_of_use() {
+            for link in 0..self.turns_of_paths.len() - 1 {
+                let is_open = !self.are_links_left && self.link_stream(link).is_ok();
+                self.paths.set_open(link, is_open);
+            }
             let (queued, mut ended) = (&self.queued, Vec::new());
             let path = self.paths.with_capacity(self.shared.driver().now(), |copy| {
-                let has_ended = queued[copy].pending.as_ref().and_then(Pending::has_ended);
+                let pending = queued[copy].pending.as_ref();
+                let has_ended = pending.map_or(Some(true), Pending::has_ended);
                 ended.extend(has_ended.filter(|has_ended| *has_ended).map(|_| copy));
                 has_ended
             });
@@ -330,7 +473,7 @@ impl<'a> Filler<'a> {
 
     /// Waits once, and reports progress.
     fn complete(&mut self, nth: usize) {
-        let Work { phase, bytes, arrivals, pending, found } = &mut self.queued[nth];
+        let Work { phase, bytes, arrivals, pending, found, over } = &mut self.queued[nth];
         let Some(pending) = pending.take() else { return };
         match pending.wait().and_then(|found| as_many_as(arrivals.len(), found)) {
             Ok(digests) => {
@@ -338,10 +481,20 @@ impl<'a> Filler<'a> {
                 self.filled_bytes += *bytes;
                 self.digest(nth);
             }
-            Err(source) => {
-                let phase = *phase;
-                self.fail(phase, source);
-            }
+            Err(source) => match *over {
+                Some((turn, link)) => {
+                    self.again.push((turn, std::mem::take(arrivals)));
+                    self.linked_bytes -= *bytes;
+                    self.filled -= 1;
+                    if self.lose(link).is_err() {
+                        self.fail(Phase::Copy, source);
+                    }
+                }
+                None => {
+                    let phase = *phase;
+                    self.fail(phase, source);
+                }
+            },
         }
         if self.failed.is_none() {
             let progress = WakeProgress { filled_bytes: self.filled_bytes, total_bytes: self.total_bytes };
@@ -411,11 +564,19 @@ impl<'a> Filler<'a> {
         self.failed = failed.or(self.failed);
         self.queue_in_place();
         (0..self.queued.len()).for_each(|nth| self.complete(nth));
+        while self.failed.is_none() && !self.again.is_empty() && self.is_of_use() {
+            self.fill_again();
+            (0..self.queued.len()).for_each(|nth| self.complete(nth));
+        }
+        if let Some(pays) = self.paths.links_pay().filter(|_| self.failed.is_none() && !self.has_lost) {
+            self.shared.links().judge(pays);
+        }
         if self.failed.is_none() && self.filled < self.fillings.len() {
             // The rest does not have the caller's bytes.
             let reason = format!("only {} of {} chunks were filled", self.filled, self.fillings.len());
             let source = DriverError::invalid(Op::CopyToDevice, reason);
-            self.failed = Some(PoolError::WakeFailed { phase: Phase::Copy, source });
+            let incomplete = PoolError::WakeFailed { phase: Phase::Copy, source };
+            self.failed = Some(cancel::check(&"wake").err().unwrap_or(incomplete));
         }
         if let Some(started) = self.started {
             add(&mut woken.phases.copy_s, started.elapsed());
@@ -425,6 +586,7 @@ impl<'a> Filler<'a> {
         if let Some(failed) = self.failed {
             return Err(failed);
         }
+        woken.linked_bytes = self.linked_bytes;
         let Arrived { equal, chosen, others } = arrived(self.queued);
         let mut verified = self.shared.verify(&chosen, &others)?;
         verified.equal_bytes += equal * self.shared.shape().granule_bytes;

@@ -53,6 +53,10 @@ impl Filling {
         Some(buffer.bytes()).filter(|bytes| *bytes < self.range.bytes)
     }
 
+    pub(super) fn is_on_disk(&self) -> bool {
+        matches!(&self.with, With::Backup { buffer, .. } if buffer.disk_bytes() > 0)
+    }
+
     /// Host memory for it, where it has to be fetched.
     pub(super) fn fetch_bytes(&self) -> u64 {
         match &self.with {

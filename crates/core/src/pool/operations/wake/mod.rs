@@ -26,6 +26,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use self::fill::Filler;
+use self::filling::Filling;
 use self::map::Mapper;
 use self::plan::WakePlan;
 use self::verify::Verified;
@@ -82,6 +83,7 @@ impl Shared {
             copied_bytes: woken.copied_bytes,
             read_bytes: woken.read_bytes,
             disk_read_bytes: woken.disk_read_bytes,
+            linked_bytes: woken.linked_bytes,
             zeroed_bytes: woken.zeroed_bytes,
             verified_bytes: verified.equal_bytes,
             undefined_tags,
@@ -134,11 +136,12 @@ impl Shared {
         let before: Vec<Backing> = plan.mappings.iter().map(|mapping| mapping.backing).collect();
         let (mut woken, mut next) = (Woken::default(), Next::Refuse);
         let scratch = self.borrow_scratch(plan);
+        let links = self.links_for(plan, scratch.is_some());
         // A panic in the caller's progress callback undoes the wake, too.
         let apply = AssertUnwindSafe(|| {
             let names: Vec<&str> = plan.names.iter().map(Tag::as_str).collect();
             let mut mapper = Mapper::new(self, &names, &mut plan.mappings, deadline, retry);
-            let filler = Filler::new(self, &plan.fillings, request, &plan.turns, scratch.as_ref());
+            let filler = Filler::new(self, &plan.fillings, request, &plan.turns, (scratch.as_ref(), links));
             let applied = self.apply_wake(&mut mapper, filler, request, &mut woken);
             next = mapper.next();
             applied.and_then(|verified| when_ready().map(|()| verified))
@@ -149,6 +152,22 @@ impl Shared {
         self.return_scratch(scratch, is_settled);
         let applied = applied.unwrap_or_else(|panic| resume_unwind(panic));
         (applied.map(|verified| (woken, verified)), next)
+    }
+
+    /// Numbers of the links of other devices that the plan can use. None where codes would not pass through scratch memory, or
+    /// where a disk is what takes the time.
+    fn links_for(&self, plan: &WakePlan, has_scratch: bool) -> Vec<usize> {
+        let is_without =
+            |filling: &Filling| filling.is_on_disk() || (filling.code_bytes().is_some() && !has_scratch);
+        let mut usable = self.links().usable();
+        if plan.fillings.iter().any(is_without) {
+            usable.clear();
+        }
+        if has_scratch {
+            // Each path has scratch memory of its own: the own one half of it.
+            usable.truncate(self.scratch_parts() / 2);
+        }
+        usable
     }
 
     /// After a wake that a full device refused and that is undone: lays it out in chunks, or waits until

@@ -21,13 +21,18 @@ const FILLINGS_MIN: usize = 2;
 const MARGIN: u64 = 3;
 
 impl Shared {
+    /// How many parts it has: of each, one stream of saves decodes.
+    pub(super) fn scratch_parts(&self) -> usize {
+        self.streams().saves()
+    }
+
     /// `None` where it does not pay, or is not left over.
     pub(super) fn borrow_scratch(&self, plan: &WakePlan) -> Option<Loan<'_>> {
         if !self.driver().info().fast_codec || self.streams().kernel().is_none() {
             return None;
         }
         let encoded: Vec<u64> = plan.fillings.iter().filter_map(Filling::code_bytes).collect();
-        let parts = self.streams().saves();
+        let parts = self.scratch_parts();
         if encoded.len() <= FILLINGS_MIN * parts {
             return None;
         }

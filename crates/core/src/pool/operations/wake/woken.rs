@@ -10,6 +10,7 @@ pub(super) struct Woken {
     pub(super) copied_bytes: u64,
     pub(super) read_bytes: u64,
     pub(super) disk_read_bytes: u64,
+    pub(super) linked_bytes: u64,
     pub(super) zeroed_bytes: u64,
     pub(super) phases: WakePhases,
 }

@@ -24,6 +24,8 @@ pub(in crate::pool) struct Save {
     /// Not as codes: viewable, or kept of a tag that the sleep drops. A cache changes from sleep to sleep, and codes that
     /// outgrow their slots would take a new buffer each time.
     pub(in crate::pool) is_raw: bool,
+    /// Whether it is kept of a tag that the sleep drops.
+    pub(in crate::pool) is_kept: bool,
     /// Granules of the extent that hold a live byte, ascending.
     pub(in crate::pool) granules: Vec<usize>,
 }
@@ -85,7 +87,7 @@ pub(in crate::pool) fn saves(
         [uncut[*granule], uncut[behind]] = [false; 2];
     }
     let is_cut = |nth: usize| !uncut.get(nth).copied().unwrap_or(false);
-    let is_raw = are_kept || stored_as == StoredAs::Viewable;
+    let (is_raw, is_kept) = (are_kept || stored_as == StoredAs::Viewable, are_kept);
     let mut saves = Vec::new();
     let mut uncovered: Vec<bool> = uses.iter().map(|is| is.is_live()).collect();
     for (range, _) in index.of_segment(tag, key) {
@@ -101,12 +103,12 @@ pub(in crate::pool) fn saves(
             continue;
         }
         uncovered[extent].fill(false);
-        saves.push(Save { tag, location: (key, range.addr), bytes: range.bytes, is_raw, granules });
+        saves.push(Save { tag, location: (key, range.addr), bytes: range.bytes, is_raw, is_kept, granules });
     }
     for extent in new_extents(&uses, &uncovered, is_cut, most) {
         let range = shape.granule_range(base, extent.start, extent.len());
         let granules = (0..extent.len()).collect();
-        saves.push(Save { tag, location: (key, range.addr), bytes: range.bytes, is_raw, granules });
+        saves.push(Save { tag, location: (key, range.addr), bytes: range.bytes, is_raw, is_kept, granules });
     }
     saves.sort_unstable_by_key(|save| save.location);
     saves
