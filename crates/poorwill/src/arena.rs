@@ -18,7 +18,7 @@ use crate::budget::claim_own;
 use crate::device::DeviceSpec;
 #[cfg(target_os = "linux")]
 use crate::lend::{self, Lending};
-use crate::open::{Device, DeviceOptions, HostMemoryUse, OpenError, Peers};
+use crate::open::{Device, DeviceOptions, HostMemoryUse, Links, OpenError, Peers};
 
 /// Which device to open, how much of it to use, and how its pool behaves.
 ///
@@ -45,6 +45,8 @@ pub struct Config {
     pub host_memory: HostMemoryUse,
     /// Which other GPUs may access the memory.
     pub peers: Peers,
+    /// Other GPUs whose links to host memory may carry wakes.
+    pub links: Links,
     /// Where backups go that host memory cannot hold.
     pub disk: Option<DiskConfig>,
     /// Limit and shape of the pool. The limit claims a part of the budget; without one the pool claims all of
@@ -60,12 +62,13 @@ impl Config {
     /// All of `device`, with the default pool.
     #[must_use]
     pub fn on(device: DeviceSpec) -> Self {
-        let (host_memory, peers, disk, pool) = Default::default();
+        let (host_memory, peers, links, disk, pool) = Default::default();
         Self {
             device,
             budget: None,
             host_memory,
             peers,
+            links,
             disk,
             pool,
             #[cfg(target_os = "linux")]
@@ -98,6 +101,13 @@ impl Config {
     #[must_use]
     pub fn open_to(mut self, peers: Peers) -> Self {
         self.peers = peers;
+        self
+    }
+
+    /// Sets [`Self::links`].
+    #[must_use]
+    pub fn linking_over(mut self, links: Links) -> Self {
+        self.links = links;
         self
     }
 
@@ -168,8 +178,9 @@ impl Arena {
     /// - `Device` when the device does not open, and `Budget` when no source reports its memory.
     /// - `Claim` for a limit above the budget, and `Pool` for an invalid one, or a device that cannot lend.
     pub fn open(config: Config) -> Result<Self, OpenError> {
-        let Config { device, budget, host_memory, peers, disk, pool, .. } = config;
-        let options = DeviceOptions::default().backing_up_in(host_memory).open_to(peers).spilling_to(disk);
+        let Config { device, budget, host_memory, peers, links, disk, pool, .. } = config;
+        let options = DeviceOptions::default().backing_up_in(host_memory).open_to(peers);
+        let options = options.linking_over(links).spilling_to(disk);
         let arena = Self::open_on(&Device::open_with(&device, options)?, budget, pool)?;
         #[cfg(target_os = "linux")]
         if let Some(lending) = &config.lending {

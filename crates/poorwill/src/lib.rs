@@ -63,7 +63,9 @@ mod unknown_budget;
 
 pub use arena::{Arena, Config};
 pub use device::{DeviceSpec, HOST_CAPACITY_BYTES_DEFAULT, ParseDeviceError};
-pub use open::{Device, DeviceOptions, HostMemoryUse, OpenError, Peers, shared_memory_per_block_bytes};
+pub use open::{
+    Device, DeviceOptions, HostMemoryUse, Links, OpenError, Peers, shared_memory_per_block_bytes,
+};
 pub use owned::OwnedBlock;
 /// Holds what processes lend.
 #[cfg(target_os = "linux")]

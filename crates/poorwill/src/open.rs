@@ -130,6 +130,33 @@ pub enum Peers {
     Only(Vec<u32>),
 }
 
+/// GPUs whose links to host memory may carry a GPU's wakes, besides its own.
+///
+/// A link carries some 50 GiB/s, and two carry twice that, where NVLink or a switch joins their GPUs. From the first sleep
+/// of 2 GiB on ([`PoolConfig::links_from_bytes`](crate::PoolConfig::links_from_bytes)) that takes a context of 0.26 GiB on each
+/// of the other GPUs, for each process.
+///
+/// ```
+/// use poorwill::{Arena, Config, Links};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?).linking_over(Links::Reachable))?;
+/// # drop(arena);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Links {
+    /// None: its own alone.
+    #[default]
+    Own,
+    /// Of all GPUs with access to its memory ([`Peers`]).
+    Reachable,
+    /// Of these CUDA ordinals, which must have access to its memory.
+    Only(Vec<u32>),
+}
+
 /// How a device is opened.
 ///
 /// ```
@@ -150,6 +177,8 @@ pub struct DeviceOptions {
     pub host_memory: HostMemoryUse,
     /// Other GPUs with access.
     pub peers: Peers,
+    /// Other GPUs whose links may carry wakes.
+    pub links: Links,
     /// Where backups go that host memory cannot hold. A device that shares the computer's memory then holds no more
     /// than 1 GiB of them there, unless `host_memory` has a limit.
     pub disk: Option<DiskConfig>,
@@ -167,6 +196,13 @@ impl DeviceOptions {
     #[must_use]
     pub fn open_to(mut self, peers: Peers) -> Self {
         self.peers = peers;
+        self
+    }
+
+    /// Sets [`Self::links`].
+    #[must_use]
+    pub fn linking_over(mut self, links: Links) -> Self {
+        self.links = links;
         self
     }
 
@@ -438,7 +474,7 @@ fn shared_memory_of(ordinal: u32) -> Result<u64, DriverError> {
 impl Backend {
     #[cfg(target_os = "linux")]
     fn open(spec: &DeviceSpec, options: DeviceOptions) -> Result<Self, DriverError> {
-        let DeviceOptions { host_memory, peers, .. } = options;
+        let DeviceOptions { host_memory, peers, links, .. } = options;
         let pin = if host_memory.pageable { Pin::Never } else { Pin::Auto };
         let host_memory = HostMemoryConfig::default().limited_to(host_memory.limit_bytes).pinning(pin);
         match spec {
@@ -453,7 +489,13 @@ impl Backend {
                     Peers::None => cuda::Peers::None,
                     Peers::Only(peers) => cuda::Peers::Only(peers),
                 };
-                let config = CudaConfig::gpu(*ordinal).backing_up_in(host_memory).open_to(peers);
+                let links = match links {
+                    Links::Own => cuda::Links::Own,
+                    Links::Reachable => cuda::Links::Reachable,
+                    Links::Only(gpus) => cuda::Links::Only(gpus),
+                };
+                let config = CudaConfig::gpu(*ordinal).backing_up_in(host_memory);
+                let config = config.open_to(peers).linking_over(links);
                 Ok(Self::Cuda(Arc::new(CudaDevice::open(&config)?)))
             }
         }

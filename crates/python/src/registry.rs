@@ -18,7 +18,7 @@ use poorwill::budget::{Envelope, claim_own};
 use poorwill::disk::DiskConfig;
 use poorwill::lend::Lending;
 use poorwill::{
-    Budget, ByteSize, Cap, Claim, Device, DeviceOptions, DeviceSpec, HostMemoryUse, OpenError, Peers,
+    Budget, ByteSize, Cap, Claim, Device, DeviceOptions, DeviceSpec, HostMemoryUse, Links, OpenError, Peers,
     PoolConfig, PoolError, Tag, chain,
 };
 use pyo3::prelude::*;
@@ -117,6 +117,7 @@ pub(crate) struct ArenaOptions {
     pub(crate) peers: Option<Vec<u32>>,
     pub(crate) keep_backups: Option<bool>,
     pub(crate) compress: Option<Compress>,
+    pub(crate) links: Option<Links>,
     pub(crate) disk: Option<DiskConfig>,
     /// `Some(None)`: not to lend.
     pub(crate) lending: Option<Option<Lending>>,
@@ -129,7 +130,9 @@ impl ArenaOptions {
             Some([]) => Peers::None,
             Some(peers) => Peers::Only(peers.to_vec()),
         };
-        DeviceOptions::default().backing_up_in(self.host_memory).open_to(peers).spilling_to(self.disk.clone())
+        let links = self.links.clone().unwrap_or_default();
+        let options = DeviceOptions::default().backing_up_in(self.host_memory).open_to(peers);
+        options.linking_over(links).spilling_to(self.disk.clone())
     }
 
     fn keeps_backups_on(&self, device: &Device) -> bool {
@@ -293,6 +296,8 @@ impl DeviceArenas {
             "without pageable".to_owned()
         } else if options.peers.is_some() && options.device_options().peers != open_options.peers {
             "with other peers".to_owned()
+        } else if options.links.is_some() && options.device_options().links != open_options.links {
+            "with other links".to_owned()
         } else if options.disk.is_some() && options.disk != open_options.disk {
             "with another disk".to_owned()
         } else {

@@ -239,6 +239,8 @@ report! {
     read_bytes: u64 = |it| it.read_bytes;
     /// Read from disk before that.
     disk_read_bytes: u64 = |it| it.disk_read_bytes;
+    /// Of the copied bytes, those that came over other GPUs' links.
+    linked_bytes: u64 = |it| it.linked_bytes;
     /// Overwritten with zeros.
     zeroed_bytes: u64 = |it| it.zeroed_bytes;
     /// Compared with the backup's digests, and equal.

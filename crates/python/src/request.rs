@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use poorwill::backup::Compress;
 use poorwill::{
-    Changes, DeviceRange, Dropped, Level, SleepAction, SleepRequest, StoredAs, Tag, TagPolicy, Verify,
+    Changes, DeviceRange, Dropped, Level, Links, SleepAction, SleepRequest, StoredAs, Tag, TagPolicy, Verify,
     WakeRequest,
 };
 use pyo3::prelude::*;
-use pyo3::types::{PyFloat, PyString};
+use pyo3::types::{PyBool, PyFloat, PyString};
 
 use crate::errors::{invalid, wrong_type};
 use crate::sizes::whole_number;
@@ -76,6 +76,14 @@ pub(crate) fn level(level: i64) -> PyResult<Level> {
 pub(crate) fn compress(word: &str) -> PyResult<Compress> {
     let known = [("auto", Compress::Auto), ("off", Compress::Off), ("always", Compress::Always)];
     one_of("compress", word, &known)
+}
+
+pub(crate) fn links(given: &Bound<'_, PyAny>) -> PyResult<Links> {
+    if let Ok(are_used) = given.cast::<PyBool>() {
+        return Ok(if are_used.is_true() { Links::Reachable } else { Links::Own });
+    }
+    let numbers = given.extract::<Vec<u32>>();
+    numbers.map(Links::Only).map_err(|_| wrong_type("links are True, False, or numbers of GPUs", given))
 }
 
 pub(crate) fn wake(

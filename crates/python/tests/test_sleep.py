@@ -4,7 +4,7 @@ import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import poorwill
 import pytest
@@ -309,6 +309,24 @@ def test_backups_are_codes_if_so_opened() -> None:
     wrong: Any = "on"
     with pytest.raises(ValueError, match='`on` is no value of compress; it is "auto" or "off" or "always"'):
         poorwill.arena("host:64MiB", "other", compress=wrong)
+    arena.close()
+
+
+def test_links_of_other_gpus_are_named_or_all() -> None:
+    # A device without others' links does the same without.
+    arena = poorwill.arena("host:67MiB", "linked", links=True)
+    array = filled(arena, "weights")
+    expected = array.copy()
+    arena.sleep()
+    assert arena.wake().linked_bytes == 0
+    assert (array == expected).all()
+    assert poorwill.arena("host:67MiB", "linked") == arena
+    for other in (False, [1]):
+        with pytest.raises(poorwill.PoorwillError, match="with other links"):
+            poorwill.arena("host:67MiB", "other", links=other)
+    for wrong in ("keep", 1.5, [-1]):
+        with pytest.raises(TypeError, match="links are True, False, or numbers of GPUs"):
+            poorwill.arena("host:68MiB", "wrong", links=cast(Any, wrong))
     arena.close()
 
 

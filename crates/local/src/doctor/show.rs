@@ -1,7 +1,9 @@
 //! Report of the doctor: the computer, its devices, and warnings.
 
 use comfy_table::CellAlignment;
-use poorwill::doctor::{DeviceReport, DoctorReport, EngineAdvice, GpuReport, HibernationReport, HostReport};
+use poorwill::doctor::{
+    DeviceReport, DoctorReport, EngineAdvice, GpuReport, HibernationReport, HostReport, OtherLinkReport,
+};
 
 use crate::text::{lines, rate_of, size, table};
 
@@ -91,6 +93,8 @@ fn device(device: &DeviceReport) -> String {
     }
     let mut rows = vec![("what it is", what(device))];
     rows.extend(device.gpu.as_ref().map(|gpu| ("link", link(gpu))));
+    let others = device.gpu.as_ref().map_or_else(String::new, |gpu| links(&gpu.links));
+    rows.extend((!others.is_empty()).then_some(("with other links", others)));
     rows.push(("budget", budget(device)));
     // An engine on the host device is unusual.
     if device.gpu.is_some() || !device.engine.claims.is_empty() || device.engine.refused.is_some() {
@@ -144,6 +148,17 @@ fn link(gpu: &GpuReport) -> String {
     );
     what.extend(gpu.pin_bytes_per_s.map(|rate| format!("pinning {}", rate_of(rate))));
     if what.is_empty() { "not known".into() } else { what.join("; ") }
+}
+
+/// Both at once, by GPU.
+fn links(others: &[OtherLinkReport]) -> String {
+    let other = |other: &OtherLinkReport| match (&other.together_bytes_per_s, &other.because) {
+        (Some(rate), _) => format!("{} with that of {}", rate_of(*rate), other.id),
+        (None, because) => {
+            format!("not measured with that of {}: {}", other.id, because.as_deref().unwrap_or("–"))
+        }
+    };
+    others.iter().map(other).collect::<Vec<_>>().join("; ")
 }
 
 fn budget(device: &DeviceReport) -> String {

@@ -48,11 +48,13 @@ const GPU: &[&str] = &[
     "integrated",
     "numa_node",
     "link",
+    "links",
     "pin_bytes_per_s",
     "measured_bytes",
 ];
 const LINK: &[&str] =
     &["width", "width_max", "generation", "generation_max", "to_device_bytes_per_s", "to_host_bytes_per_s"];
+const OTHER_LINK: &[&str] = &["id", "together_bytes_per_s", "because"];
 const ENGINE: &[&str] = &["gpu_memory_utilization", "memory_bytes", "claims", "kv_cache_bytes", "refused"];
 
 fn int(object: &Value, field: &str) -> u64 {
@@ -66,6 +68,9 @@ pub(crate) fn assert_device(device: &Value) {
         false => {
             assert_fields(device, &[DEVICE, GPU]);
             assert_fields(&device["link"], &[LINK]);
+            for other in device["links"].as_array().unwrap() {
+                assert_fields(other, &[OTHER_LINK]);
+            }
             // What was measured, was measured altogether.
             let measured = ["pin_bytes_per_s", "measured_bytes"].map(|field| device[field].is_null());
             let link =

@@ -41,6 +41,7 @@ const WAKE: &[&str] = &[
     "returned_bytes",
     "read_bytes",
     "disk_read_bytes",
+    "linked_bytes",
     "zeroed_bytes",
     "verified_bytes",
     "undefined_tags",

@@ -77,6 +77,8 @@ pub struct GpuReport {
     pub numa_node: Option<u32>,
     /// Its link.
     pub link: LinkReport,
+    /// Links of other GPUs that could carry its wakes, too ([`Links`](crate::Links)).
+    pub links: Vec<OtherLinkReport>,
     /// Host memory page-locked for it per second, by one thread.
     pub pin_bytes_per_s: Option<f64>,
     /// Size of the measured sample.
@@ -110,6 +112,30 @@ pub struct LinkReport {
     pub to_device_bytes_per_s: Option<f64>,
     /// Bytes per second from the device to page-locked memory.
     pub to_host_bytes_per_s: Option<f64>,
+}
+
+/// Another GPU's link beside the own.
+///
+/// ```
+/// use poorwill::doctor::{Plan, examine};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// for gpu in examine(&Plan::default())?.devices.into_iter().filter_map(|device| device.gpu) {
+///     println!("{} other links", gpu.links.len());
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct OtherLinkReport {
+    /// That GPU, as `cuda:1`.
+    pub id: String,
+    /// Bytes per second to the device over both links at once. Where it is not far above what the own link carries, both
+    /// share a port of the computer.
+    pub together_bytes_per_s: Option<f64>,
+    /// Why that was not measured.
+    pub because: Option<String>,
 }
 
 /// The most that a context takes, as measured so far.

@@ -26,7 +26,7 @@ mod linux {
     use poorwill_driver::system::{PciAddress, PciLink, System};
     use poorwill_driver::{CudaConfig, CudaDevice};
 
-    use super::super::device::{DeviceReport, GpuReport, LinkReport, warnings_of};
+    use super::super::device::{DeviceReport, GpuReport, LinkReport, OtherLinkReport, warnings_of};
     use super::super::engine::EngineAdvice;
     use super::super::plan::Plan;
     use crate::budget::GpuMemoryFacts;
@@ -83,7 +83,8 @@ mod linux {
             if self.started.elapsed() > self.plan.timeout {
                 return Err("other GPUs took too long; name it with --device".to_owned());
             }
-            CudaDevice::open(&CudaConfig::gpu(ordinal)).map_err(|error| error.kind.to_string())
+            let config = CudaConfig::gpu(ordinal).linking_over(cuda::Links::Reachable);
+            CudaDevice::open(&config).map_err(|error| error.kind.to_string())
         }
 
         fn report(&self, gpu: &GpuInfo, warnings: &mut Vec<String>) -> DeviceReport {
@@ -103,6 +104,7 @@ mod linux {
             warnings.extend(problems);
             warnings.extend(warnings_of(&id, &memory, slice).into_iter().chain(shared_memory(gpu, &id)));
 
+            let links = device.as_ref().map_or_else(|_| Vec::new(), |device| self.links(device, &memory));
             let measured = device.and_then(|device| self.measure(device, &memory));
             let address = gpu.pci_bus_id.parse::<PciAddress>().ok();
             let link = address.map(|address| self.system.pci_link(address)).unwrap_or_default();
@@ -138,13 +140,33 @@ mod linux {
                         to_device_bytes_per_s: measured.map(|speed| speed.to_device_bytes_per_s),
                         to_host_bytes_per_s: measured.map(|speed| speed.to_host_bytes_per_s),
                     },
+                    links,
                     pin_bytes_per_s: measured.map(|speed| speed.pin_bytes_per_s),
                     measured_bytes: measured.map(|_| SAMPLE_BYTES),
                 }),
             }
         }
 
+        fn links(&self, device: &CudaDevice, memory: &Budget) -> Vec<OtherLinkReport> {
+            let report = |(nth, number): (usize, u32)| {
+                let measured = self.check_headroom(memory).and_then(|()| {
+                    link::measure_with(device, nth, SAMPLE_BYTES).map_err(|error| error.kind.to_string())
+                });
+                let (together_bytes_per_s, because) = match measured {
+                    Ok(rate) => (Some(rate), None),
+                    Err(because) => (None, Some(because)),
+                };
+                OtherLinkReport { id: format!("cuda:{number}"), together_bytes_per_s, because }
+            };
+            device.links().enumerate().map(report).collect()
+        }
+
         fn measure(&self, device: &CudaDevice, memory: &Budget) -> Result<LinkSpeed, String> {
+            self.check_headroom(memory)?;
+            link::measure(device, SAMPLE_BYTES).map_err(|error| error.to_string())
+        }
+
+        fn check_headroom(&self, memory: &Budget) -> Result<(), String> {
             if self.started.elapsed() > self.plan.timeout.saturating_sub(OPEN_ONLY) {
                 return Err("other GPUs took too long; name it with --device".into());
             }
@@ -157,7 +179,7 @@ mod linux {
                     return Err(format!("{what} has {} left", ByteSize(left)));
                 }
             }
-            link::measure(device, SAMPLE_BYTES).map_err(|error| error.to_string())
+            Ok(())
         }
     }
 

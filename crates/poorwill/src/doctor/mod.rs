@@ -24,7 +24,7 @@ use poorwill_core::Tag;
 use poorwill_core::budget::{Budget, Cap};
 use serde::Serialize;
 
-pub use self::device::{DeviceReport, GpuReport, LinkReport};
+pub use self::device::{DeviceReport, GpuReport, LinkReport, OtherLinkReport};
 pub use self::engine::EngineAdvice;
 pub use self::hibernation::HibernationReport;
 pub use self::host::HostReport;

@@ -75,6 +75,7 @@ class Allocator:
         pageable: bool = False,
         keep_backups: bool | None = None,
         compress: Literal["auto", "off", "always"] = "auto",
+        links: bool = False,
         disk: str | None = None,
         disk_limit_bytes: int | None = None,
         wake_timeout_s: float = 0.0,
@@ -103,8 +104,9 @@ class Allocator:
             host_limit=host_limit_bytes,
             cache_limit=cache_limit_bytes,
             pageable=pageable,
-            # A rank uses one GPU, whichever others it sees.
-            peers=(),
+            # A rank uses one GPU, whichever others it sees; those with links have to reach it.
+            peers=None if links else (),
+            links=links,
             keep_backups=keep_backups,
             compress=compress,
             disk=disk,

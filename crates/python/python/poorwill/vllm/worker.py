@@ -158,6 +158,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             pageable=self._environment.pageable,
             keep_backups=self._environment.keep_backups,
             compress=self._environment.compress,
+            links=self._environment.links,
             disk=self._environment.disk,
             disk_limit_bytes=self._environment.disk_limit_bytes,
             wake_timeout_s=self._environment.wake_timeout_s,
