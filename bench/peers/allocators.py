@@ -56,10 +56,13 @@ class MemorySaver:
 class Poorwill:
     """This project's Python package."""
 
-    def __init__(self):
+    def __init__(self, **options):
         import poorwill
 
         self._poorwill = poorwill
+        if options:
+            poorwill.arena(**options)
+        self.linked_gib = 0.0
 
     def pool(self):
         return self._poorwill.pool(tag="weights")
@@ -72,6 +75,7 @@ class Poorwill:
 
     def wake(self):
         report = self._poorwill.wake()
+        self.linked_gib = report.linked_bytes / (1 << 30)
         if report.undefined_tags:
             # The weights are not loaded again here; without this the next sleep is refused.
             self._poorwill.mark_restored(report.undefined_tags)
@@ -100,4 +104,7 @@ MAKE = {
     "tms-retain": lambda: MemorySaver(retain=True),
     "poorwill": Poorwill,
     "poorwill-lending": PoorwillLending,
+    "poorwill-links": lambda: Poorwill(links=True),
+    "poorwill-raw": lambda: Poorwill(compress="off"),
+    "poorwill-raw-links": lambda: Poorwill(compress="off", links=True),
 }
