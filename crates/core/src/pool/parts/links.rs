@@ -95,7 +95,7 @@ impl Links {
         let mut table = self.table();
         // Each try takes memory of the other device for a moment.
         table.sleeps_left = table.sleeps_left.saturating_sub(1);
-        if table.sleeps_left > 0 {
+        if table.sleeps_left > 0 || table.pay == Some(false) {
             return;
         }
         table.links.resize(count, Link::Closed);
