@@ -15,6 +15,7 @@ pub mod digest;
 pub mod driver;
 pub mod hibernation;
 pub mod lend;
+pub mod peer;
 #[doc(hidden)]
 pub mod per_process;
 pub mod pool;

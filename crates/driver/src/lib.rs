@@ -25,6 +25,8 @@ mod other_process;
 #[cfg(target_os = "linux")]
 mod parents_only;
 #[cfg(target_os = "linux")]
+mod peer_memory;
+#[cfg(target_os = "linux")]
 mod process;
 #[cfg(target_os = "linux")]
 pub mod system;

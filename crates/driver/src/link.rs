@@ -1,10 +1,12 @@
 //! Bandwidth of the link to a device, and scratch memory to measure it with. Uses no pool.
 
 use std::fmt;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use poorwill_core::driver::{BackingId, Result};
+use poorwill_core::driver::{BackingId, MovePart, Result};
+use poorwill_core::peer::PeerMemory;
 use poorwill_core::{CopyPart, DeviceRange, Driver, StreamId};
 
 /// Copies in each direction; the fastest counts.
@@ -91,6 +93,24 @@ fn measure_halves(driver: &dyn Driver, other: StreamId, bytes: u64) -> Result<f6
     Ok(rate(bytes, best_s))
 }
 
+/// Copies `bytes`, whole granules, from another device's memory, several times. Returns the bytes per second of the fastest.
+///
+/// # Errors
+/// What the drivers report. Nothing stays allocated.
+pub fn measure_memory(driver: &dyn Driver, peer: &dyn PeerMemory, bytes: u64) -> Result<f64> {
+    let mut memory = Scratch::reserve(driver, bytes)?;
+    memory.map_backings(&[bytes])?;
+    let descriptor = peer.create(bytes)?;
+    let mut other = Scratch::reserve(driver, bytes)?;
+    other.map_imported(driver.import(descriptor.as_fd(), bytes)?)?;
+    let (part, mut best_s) = (MovePart { to: memory.range, from: other.range.addr }, f64::INFINITY);
+    for _ in 0..COPIES {
+        let (seconds, ()) = timed(|| driver.copy_within(StreamId::DEFAULT, &[part])?.wait())?;
+        best_s = best_s.min(seconds);
+    }
+    Ok(rate(bytes, best_s))
+}
+
 /// Device memory outside any pool. Dropping it releases what the driver allows.
 pub struct Scratch<'a> {
     driver: &'a dyn Driver,
@@ -145,6 +165,14 @@ impl<'a> Scratch<'a> {
             self.driver.set_access(DeviceRange::new(start, at - start))?;
         }
         Ok(())
+    }
+
+    /// Maps all of the range to memory that was imported.
+    fn map_imported(&mut self, backing: BackingId) -> Result<()> {
+        self.backings.push(backing);
+        self.driver.map(self.range, backing)?;
+        self.mapped.push(self.range);
+        self.driver.set_access(self.range)
     }
 
     /// Unmaps everything, 32 mappings with each call, and releases it.

@@ -78,7 +78,7 @@ pub use poorwill_core::{
     PoolError, PoolStats, Preparation, PrepareEnd, PrepareProgress, PrepareReport, ProcessMemory, Release,
     SleepAction, SleepPhases, SleepReport, SleepRequest, Snapshot, Staged, StoredAs, StreamId, Tag,
     TagPolicy, TagState, Verdict, Verify, WakePhases, WakeProgress, WakeReport, WakeRequest, backup, chain,
-    codec, decision, digest, driver, pool, tag,
+    codec, decision, digest, driver, peer, pool, tag,
 };
 #[cfg(target_os = "linux")]
 pub use poorwill_driver::system::proc;

@@ -9,7 +9,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use poorwill_core::digest::Digest;
-use poorwill_core::driver::{CodePart, Encoded, HostWork, Result, Scratch};
+use poorwill_core::driver::{CodePart, Encoded, HostWork, MovePart, Result, Scratch};
 use poorwill_core::{
     BackingId, CopyPart, DeviceInfo, DeviceRange, Driver, EventId, HostBuffer, HostMemory, HostMemoryInfo,
     MemoryInfo, Op, Pending, StreamId,
@@ -116,6 +116,7 @@ impl Driver for BrokenDriver {
         Export: export(backing: BackingId) -> OwnedFd;
         Import: import(memory: BorrowedFd<'_>, bytes: u64) -> BackingId;
         CopyToHost: copy_to_host(stream: StreamId, dst: HostBuffer, parts: &[CopyPart]) -> Pending<HostBuffer>;
+        CopyWithin: copy_within(stream: StreamId, parts: &[MovePart]) -> Pending<()>;
         Zero: zero(stream: StreamId, range: DeviceRange) -> Pending<()>;
         Digest: digest(stream: StreamId, ranges: &[DeviceRange]) -> Pending<Vec<Digest>>;
     }

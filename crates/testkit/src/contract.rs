@@ -10,6 +10,7 @@ mod kernel_copies;
 mod links;
 mod saves;
 mod shared;
+mod within;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,6 +39,8 @@ pub use shared::{
     shared_memory_is_seen_by_both, shared_memory_keeps_its_bytes, what_is_no_shared_memory_is_refused,
 };
 
+pub use within::{copies_within_are_copies, copies_within_keep_their_order_and_check_their_ranges};
+
 use crate::latch::Latch;
 use crate::pattern;
 
@@ -61,6 +64,7 @@ macro_rules! driver_contract {
             copies_by_kernel_are_copies, copies_by_kernel_keep_the_order_of_their_stream,
             copies_by_kernel_check_their_ranges, has_ended_reports_completion,
             copies_over_links_are_copies, copies_over_links_keep_the_order_of_their_stream,
+            copies_within_are_copies, copies_within_keep_their_order_and_check_their_ranges,
             codes_are_those_of_the_codec, codes_that_do_not_fit_are_left_out, decoding_brings_every_byte_back,
             spoiled_codes_decode_to_something, codes_keep_the_order_of_their_stream, codes_check_their_ranges,
             shared_memory_keeps_its_bytes, shared_memory_is_seen_by_both, what_is_no_shared_memory_is_refused,

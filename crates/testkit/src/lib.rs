@@ -55,6 +55,7 @@ pub mod hibernation;
 pub mod latch;
 pub mod model;
 pub mod pattern;
+pub mod peer;
 pub mod processes;
 pub mod proxy;
 pub mod scripted;

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use poorwill_core::digest::Digest;
-use poorwill_core::driver::{CodePart, Encoded, HostWork, Result, Scratch};
+use poorwill_core::driver::{CodePart, Encoded, HostWork, MovePart, Result, Scratch};
 use poorwill_core::{
     BackingId, CopyPart, DeviceInfo, DeviceRange, Driver, DriverError, DriverErrorKind, EventId, HostBuffer,
     HostMemoryInfo, MemoryInfo, Op, Pending, StreamId,
@@ -251,6 +251,13 @@ impl Driver for ScriptedDriver {
         self.before_sized(Op::CopyToHost, bytes)?;
         let pending = self.inner.copy_to_host(stream, dst, parts)?;
         Ok(self.then_on_wait(Op::CopyToHost, bytes, pending))
+    }
+
+    fn copy_within(&self, stream: StreamId, parts: &[MovePart]) -> Result<Pending<()>> {
+        let bytes = parts.iter().map(|part| part.to.bytes).sum();
+        self.before_sized(Op::CopyWithin, bytes)?;
+        let pending = self.inner.copy_within(stream, parts)?;
+        Ok(self.then_on_wait(Op::CopyWithin, bytes, pending))
     }
 
     fn zero(&self, stream: StreamId, range: DeviceRange) -> Result<Pending<()>> {

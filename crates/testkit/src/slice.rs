@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use poorwill_core::digest::Digest;
-use poorwill_core::driver::{CodePart, Encoded, HostWork, Result, Scratch};
+use poorwill_core::driver::{CodePart, Encoded, HostWork, MovePart, Result, Scratch};
 use poorwill_core::{
     BackingId, ByteSize, CopyPart, DeviceInfo, DeviceRange, Driver, DriverError, DriverErrorKind, EventId,
     HostBuffer, HostMemory, HostMemoryInfo, MemoryInfo, Op, Pending, ProcessMemory, StreamId,
@@ -145,6 +145,7 @@ impl Driver for Slice {
         EventQuery: event_query(event: EventId) -> bool;
         CopyToDevice: copy_to_device(stream: StreamId, src: Arc<HostBuffer>, parts: &[CopyPart]) -> Pending<()>;
         CopyToHost: copy_to_host(stream: StreamId, dst: HostBuffer, parts: &[CopyPart]) -> Pending<HostBuffer>;
+        CopyWithin: copy_within(stream: StreamId, parts: &[MovePart]) -> Pending<()>;
         Save: save(stream: StreamId, dst: HostBuffer, parts: &[CopyPart]) -> Pending<(HostBuffer, Vec<Digest>)>;
         Zero: zero(stream: StreamId, range: DeviceRange) -> Pending<()>;
         Digest: digest(stream: StreamId, ranges: &[DeviceRange]) -> Pending<Vec<Digest>>;

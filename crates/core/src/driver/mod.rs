@@ -64,6 +64,8 @@
 //!   and destroying it succeed, and waiting for a copy fails.
 //! - **\[kernel-copies\]** Copies on a stream of `stream_create_kernel_copies` keep every promise of other copies.
 //!   What the kernel cannot copy (not page-locked, odd bytes) is copied as elsewhere, in stream order.
+//! - **\[within\]** Copies from device memory to device memory keep the promises of other copies on their stream. They read
+//!   what other devices wrote there before they were queued.
 //! - **\[ranges\]** Copies, `zero` and `digest` fail at the call with [`DriverErrorKind::NotMapped`] unless their
 //!   device range is mapped with access. Copies may begin and end at any byte.
 //! - **\[codes\]** `encode` writes the code of [`crate::codec`], or nothing where it does not fit. Its digests are
@@ -108,7 +110,7 @@ pub use pending::Pending;
 pub use save::{check as check_save, digests as digests_of_saved};
 pub use types::{
     BackingId, CodePart, CopyPart, DeviceInfo, DeviceRange, Encoded, EventId, HostMemoryInfo, MemoryInfo,
-    ProcessMemory, Scratch, StreamId,
+    MovePart, ProcessMemory, Scratch, StreamId,
 };
 
 use crate::digest::Digest;
@@ -213,6 +215,14 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// # Errors
     /// `NotMapped` when part of it is not mapped; `OutOfMemory` as for [`Driver::map`].
     fn set_access(&self, range: DeviceRange) -> Result<()>;
+
+    /// As [`Driver::set_access`], but for this device alone, whichever others its memory is open to.
+    ///
+    /// # Errors
+    /// As for that.
+    fn set_own_access(&self, range: DeviceRange) -> Result<()> {
+        self.set_access(range)
+    }
 
     /// Removes all mappings in `range`.
     ///
@@ -344,6 +354,14 @@ pub trait Driver: Send + Sync + fmt::Debug {
         dst: HostBuffer,
         parts: &[CopyPart],
     ) -> Result<Pending<HostBuffer>>;
+
+    /// Queues copies from device memory to device memory, as one unit of work. Of imported memory, that may be another
+    /// device's.
+    ///
+    /// # Errors
+    /// `NotMapped`; `InvalidArgument` where the two ranges of a part share a byte; at `wait`, what the device reports. The
+    /// bytes copied to are then unspecified.
+    fn copy_within(&self, stream: StreamId, parts: &[MovePart]) -> Result<Pending<()>>;
 
     /// Queues the writing of zeros.
     ///

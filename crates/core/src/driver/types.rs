@@ -87,6 +87,37 @@ pub struct CopyPart {
     pub host_offset: u64,
 }
 
+/// One part of a copy from device memory to device memory.
+///
+/// ```
+/// use poorwill::{AllocRequest, Arena, Config, DeviceRange, StreamId, Tag, driver::MovePart};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let arena = Arena::open(Config::on("host:64MiB".parse()?))?;
+/// let block = arena.alloc(&AllocRequest::new(1000, Tag::weights()))?;
+/// arena.write_all(block.id, 0, b"ab")?;
+/// let part = MovePart { to: DeviceRange::new(block.range.addr + 2, 2), from: block.range.addr };
+/// arena.driver().copy_within(StreamId::DEFAULT, &[part])?.wait()?;
+/// assert_eq!(arena.read_vec(block.id, 0, 4)?, b"abab");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MovePart {
+    /// What is written, and the length.
+    pub to: DeviceRange,
+    /// First address that is read.
+    pub from: u64,
+}
+
+impl MovePart {
+    /// What is read.
+    #[must_use]
+    pub const fn source(&self) -> DeviceRange {
+        DeviceRange::new(self.from, self.to.bytes)
+    }
+}
+
 /// A granule of the device, and the slot for its code in a host buffer.
 ///
 /// ```

@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use poorwill_core::driver::{
-    HostWork, Result as DriverResult, check_codes, check_save, decoded_on_the_host, encoded_on_the_host,
-    measured_on_the_host,
+    HostWork, MovePart, Result as DriverResult, check_codes, check_save, decoded_on_the_host,
+    encoded_on_the_host, measured_on_the_host,
 };
 use poorwill_core::{
     BackingId, CodePart, CopyPart, DeviceInfo, DeviceRange, Digest, Driver, DriverErrorKind, Encoded,
@@ -22,10 +22,11 @@ use super::context::Context;
 use super::copies::CopyKernel;
 use super::digest::{DigestJob, Digester, Digests, of_stored};
 use super::ffi::Api;
-use super::gpu::{GpuInfo, find};
+use super::gpu::{GpuInfo, count, find};
 use super::job::HostJob;
 use super::links::{LinkGpus, Links};
-use super::peers::{Access, Peers};
+use super::peer_memory::PeerGpu;
+use super::peers::{Access, Peers, Reach};
 use super::primary::{CudaMemory, Entered, Opening};
 use super::queue::Queues;
 use super::registered::Registrations;
@@ -36,7 +37,7 @@ use super::stream::Stream;
 use super::transfer::{self, Writable};
 use super::usage::Usage;
 use super::vm::{Vm, to_usize};
-use crate::copy_ranges;
+use crate::copy_ranges::{self, check_moves};
 use crate::host_memory::{HostMemoryConfig, HostMemoryDetails};
 use crate::ledger::{Result, check_granules, of};
 use crate::process::Owner;
@@ -209,6 +210,21 @@ impl CudaDevice {
     #[must_use]
     pub fn peers(&self) -> &[u32] {
         self.state.peers()
+    }
+
+    /// Memory of another GPU, for copies of what sleeps here.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: there is no such GPU, or this one does not reach its memory.
+    pub fn peer_memory(&self, number: u32) -> DriverResult<PeerGpu> {
+        PeerGpu::of(&self.context, self.gpu.ordinal, number).map_err(of(Op::Open))
+    }
+
+    /// That of all GPUs whose memory this one reaches.
+    #[must_use]
+    pub fn peer_memories(&self) -> Vec<PeerGpu> {
+        let count = count(self.api()).unwrap_or(0);
+        (0..count).filter_map(|number| self.peer_memory(number).ok()).collect()
     }
 
     /// Numbers of the other GPUs whose links may carry its copies: none where host memory is not page-locked.
@@ -429,7 +445,11 @@ impl Driver for CudaDevice {
     }
 
     fn set_access(&self, range: DeviceRange) -> DriverResult<()> {
-        self.call(Op::SetAccess, |_| self.state.set_access(range))
+        self.call(Op::SetAccess, |_| self.state.set_access(range, Reach::All))
+    }
+
+    fn set_own_access(&self, range: DeviceRange) -> DriverResult<()> {
+        self.call(Op::SetAccess, |_| self.state.set_access(range, Reach::Own))
     }
 
     fn unmap(&self, range: DeviceRange) -> DriverResult<()> {
@@ -529,6 +549,16 @@ impl Driver for CudaDevice {
         };
         let kept = (dst, Queued::default());
         self.submit(op, stream, kept, queue, |(dst, queued)| staging::outcome(&queued).map(|()| dst))
+    }
+
+    fn copy_within(&self, stream: StreamId, parts: &[MovePart]) -> DriverResult<Pending<()>> {
+        let op = Op::CopyWithin;
+        self.context.owner().check(op)?;
+        check_moves(parts).map_err(of(op))?;
+        let ranges = parts.iter().flat_map(|part| [part.to, part.source()]);
+        self.state.check_open(ranges).map_err(of(op))?;
+        let queue = |(): &(), stream: &Stream| transfer::within(&self.context, stream, parts);
+        self.submit(op, stream, (), queue, Ok)
     }
 
     fn save(

@@ -173,6 +173,7 @@ symbols! {
         fn(*mut CuDeviceptr, *mut c_void, c_uint);
     memcpy_htod_async: "3.2", "cuMemcpyHtoDAsync_v2", fn(CuDeviceptr, *const c_void, usize, Raw);
     memcpy_dtoh_async: "3.2", "cuMemcpyDtoHAsync_v2", fn(*mut c_void, CuDeviceptr, usize, Raw);
+    memcpy_async: "4.0", "cuMemcpyAsync", fn(CuDeviceptr, CuDeviceptr, usize, Raw);
     memset_d8_async: "3.2", "cuMemsetD8Async", fn(CuDeviceptr, u8, usize, Raw);
     stream_create: "2.0", "cuStreamCreate", fn(*mut Raw, c_uint);
     stream_create_with_priority: "5.5", "cuStreamCreateWithPriority", fn(*mut Raw, c_uint, c_int);

@@ -27,6 +27,14 @@ pub enum Peers {
     Only(Vec<u32>),
 }
 
+/// Who may use a mapping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// The GPU and its peers.
+    All,
+    Own,
+}
+
 #[derive(Debug)]
 pub(super) struct Access {
     own: u32,
@@ -51,8 +59,11 @@ impl Access {
         &self.peers
     }
 
-    pub(super) fn descs(&self) -> &[AccessDesc] {
-        &self.descs
+    pub(super) fn descs(&self, reach: Reach) -> &[AccessDesc] {
+        match reach {
+            Reach::All => &self.descs,
+            Reach::Own => self.descs.get(..1).unwrap_or_default(),
+        }
     }
 
     /// A peer may be the cause.
@@ -99,7 +110,7 @@ fn chosen(api: &'static Api, own: u32, device: CuDevice, peers: &[u32]) -> Resul
     Ok(peers)
 }
 
-fn can_reach(api: &'static Api, peer: CuDevice, device: CuDevice) -> bool {
+pub(super) fn can_reach(api: &'static Api, peer: CuDevice, device: CuDevice) -> bool {
     // SAFETY: C2.
     let can = api.get(|can: *mut c_int| unsafe { (api.device_can_access_peer)(can, peer, device) });
     can.is_ok_and(|can| can != 0) && has_virtual_memory(api, peer)

@@ -15,6 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use poorwill_core::{BackingId, DeviceRange};
 use rustix::fs::{MemfdFlags, memfd_create};
 
+use super::peers::Reach;
 use super::vm::Vm;
 use crate::ledger::{Ledger, Result, check_size, invalid};
 use crate::parents_only::ParentsOnly;
@@ -158,12 +159,12 @@ impl CudaState {
     }
 
     /// One driver call for the range; parts already open stay open.
-    pub(super) fn set_access(&self, range: DeviceRange) -> Result<()> {
+    pub(super) fn set_access(&self, range: DeviceRange, reach: Reach) -> Result<()> {
         let _turn = self.turn();
         if self.ledger().check_access(range)?.1.is_empty() {
             return Ok(());
         }
-        self.vm.open(range)?;
+        self.vm.open(range, reach)?;
         self.ledger().opened(range)
     }
 

@@ -4,12 +4,14 @@
 
 use std::ops::Range;
 
+use poorwill_core::driver::MovePart;
 use poorwill_core::{CopyPart, HostBuffer, Op};
 
 use super::context::Context;
 use super::copies::CopyKernel;
 use super::staging::{self, Direction, Queued};
 use super::stream::Stream;
+use super::vm::to_usize;
 use crate::ledger::Result;
 
 /// The copy may write to it until the flight has ended.
@@ -86,6 +88,15 @@ pub(super) fn to_host(
         let (api, pointer) = (context.api(), std::ptr::with_exposed_provenance_mut(at));
         // SAFETY: C3 and C5: the flight owns the buffer until the copy has finished.
         api.check(unsafe { (api.memcpy_dtoh_async)(pointer, from, len, stream.raw()) })
+    })
+}
+
+/// Both sides are mapped with access.
+pub(super) fn within(context: &Context, stream: &Stream, parts: &[MovePart]) -> Result<()> {
+    parts.iter().filter(|part| part.to.bytes > 0).try_for_each(|part| {
+        let (api, bytes) = (context.api(), to_usize(part.to.bytes)?);
+        // SAFETY: C3, the ranges are mapped with access.
+        api.check(unsafe { (api.memcpy_async)(part.to.addr, part.from, bytes, stream.raw()) })
     })
 }
 

@@ -10,7 +10,7 @@ use poorwill_core::{DeviceRange, DriverErrorKind};
 use super::context::Context;
 use super::ffi::{AllocationProp, CuResult, FILE_DESCRIPTOR};
 use super::gpu::{has_descriptors, memory_of};
-use super::peers::Access;
+use super::peers::{Access, Reach};
 use super::primary::CudaMemory;
 use crate::ledger::{Result, invalid};
 
@@ -121,9 +121,9 @@ impl Vm {
         self.check_memory(mapped, range.bytes)
     }
 
-    /// For the GPU and its peers. Parts already open stay open.
-    pub(super) fn open(&self, range: DeviceRange) -> Result<()> {
-        let (bytes, descs) = (to_usize(range.bytes)?, self.access.descs());
+    /// Parts already open stay open.
+    pub(super) fn open(&self, range: DeviceRange, reach: Reach) -> Result<()> {
+        let (bytes, descs) = (to_usize(range.bytes)?, self.access.descs(reach));
         let set_access = self.context.api().mem_set_access;
         // SAFETY: C3, all of the range is mapped.
         let opened = unsafe { set_access(range.addr, bytes, descs.as_ptr(), descs.len()) };

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread;
 
 use poorwill_core::digest::{Digest, DigestHasher};
-use poorwill_core::driver::{HostWork, Result, check_save, digests_of_saved};
+use poorwill_core::driver::{HostWork, MovePart, Result, check_save, digests_of_saved};
 use poorwill_core::hibernation::{CheckpointErrorKind, HeldMemory};
 use poorwill_core::{
     BackingId, ByteSize, CopyPart, DeviceInfo, DeviceRange, Driver, DriverError, DriverErrorKind, EventId,
@@ -20,7 +20,7 @@ use super::file::{DeviceFile, punch};
 use super::hibernation::{DeviceCall, HostProcess, HostProcessMemory, StepFailure};
 use super::state::{BackingMemory, HostState, Span};
 use super::stream::{HostEvent, HostStream, Refused, system};
-use crate::copy_ranges;
+use crate::copy_ranges::{self, check_moves};
 use crate::host_memory::{
     BufferMade, BufferPin, HostArena, HostMemoryConfig, HostMemoryDetails, Options, Plain,
 };
@@ -415,6 +415,30 @@ impl Shared {
         Ok(())
     }
 
+    fn copy(&self, to: &[Span], from: &[Span]) -> std::result::Result<(), DriverErrorKind> {
+        let mut scratch = vec![0u8; self.granule_bytes.min(128 << 10)];
+        let mut to = to.iter().map(|span| (span, 0)).peekable();
+        for span in from {
+            let mut done = 0;
+            while done < span.bytes
+                && let Some((target, at)) = to.peek_mut()
+            {
+                let len = scratch.len().min(span.bytes - done).min(target.bytes - *at);
+                self.read_file(span, done, &mut scratch[..len])?;
+                target
+                    .region
+                    .write(target.region_offset + *at, &scratch[..len])
+                    .map_err(|error| system("write device memory", &error))?;
+                done += len;
+                *at += len;
+                if *at == target.bytes {
+                    to.next();
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn file_of<'a>(&'a self, span: &'a Span) -> BorrowedFd<'a> {
         match &span.memory {
             BackingMemory::Extent(_) => self.file.as_fd(),
@@ -661,6 +685,14 @@ impl Driver for HostDevice {
                 .zip(spans)
                 .try_for_each(|(range, spans)| shared.read(spans, &mut dst[range]))?;
             Ok(dst)
+        })
+    }
+
+    fn copy_within(&self, stream: StreamId, parts: &[MovePart]) -> Result<Pending<()>> {
+        check_moves(parts).map_err(of(Op::CopyWithin))?;
+        let ranges: Vec<DeviceRange> = parts.iter().flat_map(|part| [part.to, part.source()]).collect();
+        self.submit(Op::CopyWithin, stream, &ranges, |shared, spans| {
+            spans.chunks(2).try_for_each(|part| shared.copy(&part[0], &part[1]))
         })
     }
 

@@ -18,6 +18,7 @@
 mod device;
 mod file;
 mod hibernation;
+mod peer;
 mod shared;
 mod state;
 mod stream;
@@ -27,3 +28,4 @@ pub use device::{GRANULE_BYTES, HostConfig, HostDevice};
 pub use hibernation::{
     DeviceCall, DeviceLost, HostCheckpointer, HostProcess, HostProcessMemory, StepFailure,
 };
+pub use peer::HostPeer;

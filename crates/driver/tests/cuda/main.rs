@@ -11,6 +11,7 @@ mod hibernation;
 mod host_memory;
 mod kernels;
 mod links;
+mod peer_memory;
 mod peers;
 mod views;
 

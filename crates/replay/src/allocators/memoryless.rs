@@ -14,7 +14,7 @@ mod tests;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ::poorwill::driver::{BackingId, EventId, HostWork, Result};
+use ::poorwill::driver::{BackingId, EventId, HostWork, MovePart, Result};
 use ::poorwill::{
     ByteSize, CopyPart, DeviceInfo, DeviceRange, Digest, Driver, DriverError, DriverErrorKind, HostBuffer,
     MemoryInfo, Op, Pending, ProcessMemory, StreamId,
@@ -387,6 +387,10 @@ impl Driver for MemorylessDevice {
 
     fn copy_to_host(&self, _: StreamId, _: HostBuffer, _: &[CopyPart]) -> Result<Pending<HostBuffer>> {
         no_bytes(Op::CopyToHost)
+    }
+
+    fn copy_within(&self, _: StreamId, _: &[MovePart]) -> Result<Pending<()>> {
+        no_bytes(Op::CopyWithin)
     }
 
     fn zero(&self, _: StreamId, _: DeviceRange) -> Result<Pending<()>> {

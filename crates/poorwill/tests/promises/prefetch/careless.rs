@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use poorwill::driver::{BackingId, EventId, HostWork, Result};
+use poorwill::driver::{BackingId, EventId, HostWork, MovePart, Result};
 use poorwill::{
     CopyPart, DeviceInfo, DeviceRange, Digest, Driver, HostBuffer, HostMemoryInfo, MemoryInfo, Pending,
     StreamId,
@@ -104,6 +104,7 @@ impl Driver for Careless {
         event_synchronize(event: EventId) -> Result<()>;
         synchronize() -> Result<()>;
         copy_to_host(stream: StreamId, dst: HostBuffer, parts: &[CopyPart]) -> Result<Pending<HostBuffer>>;
+        copy_within(stream: StreamId, parts: &[MovePart]) -> Result<Pending<()>>;
         zero(stream: StreamId, range: DeviceRange) -> Result<Pending<()>>;
         launch_host(stream: StreamId, work: HostWork) -> Result<Pending<()>>;
         memory_info() -> Result<MemoryInfo>;

@@ -141,6 +141,10 @@ impl Driver for MovedHost {
         no_bytes(Op::CopyToHost)
     }
 
+    fn copy_within(&self, _: StreamId, _: &[MovePart]) -> Result<Pending<()>> {
+        no_bytes(Op::CopyWithin)
+    }
+
     fn zero(&self, _: StreamId, _: DeviceRange) -> Result<Pending<()>> {
         no_bytes(Op::Zero)
     }
