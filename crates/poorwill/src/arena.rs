@@ -17,7 +17,7 @@ use poorwill_driver::disk::DiskConfig;
 use crate::budget::claim_own;
 use crate::device::DeviceSpec;
 #[cfg(target_os = "linux")]
-use crate::lend::{self, Lending};
+use crate::lend::{self, Lending, PeerCopies};
 use crate::open::{Device, DeviceOptions, HostMemoryUse, Links, OpenError, Peers};
 
 /// Which device to open, how much of it to use, and how its pool behaves.
@@ -56,6 +56,9 @@ pub struct Config {
     /// little, an arena that lends asks for what others lend, and one that does not cannot.
     #[cfg(target_os = "linux")]
     pub lending: Option<Lending>,
+    /// Other devices in whose idle memory sleeps keep copies, of an arena that lends.
+    #[cfg(target_os = "linux")]
+    pub peer_copies: PeerCopies,
 }
 
 impl Config {
@@ -73,6 +76,8 @@ impl Config {
             pool,
             #[cfg(target_os = "linux")]
             lending: None,
+            #[cfg(target_os = "linux")]
+            peer_copies: PeerCopies::None,
         }
     }
 
@@ -123,6 +128,14 @@ impl Config {
     #[must_use]
     pub fn lending_by(mut self, lending: impl Into<Option<Lending>>) -> Self {
         self.lending = lending.into();
+        self
+    }
+
+    /// Sets [`Self::peer_copies`].
+    #[cfg(target_os = "linux")]
+    #[must_use]
+    pub fn copying_to(mut self, peer_copies: PeerCopies) -> Self {
+        self.peer_copies = peer_copies;
         self
     }
 
@@ -181,10 +194,17 @@ impl Arena {
         let Config { device, budget, host_memory, peers, links, disk, pool, .. } = config;
         let options = DeviceOptions::default().backing_up_in(host_memory).open_to(peers);
         let options = options.linking_over(links).spilling_to(disk);
-        let arena = Self::open_on(&Device::open_with(&device, options)?, budget, pool)?;
+        let device = Device::open_with(&device, options)?;
+        let arena = Self::open_on(&device, budget, pool)?;
         #[cfg(target_os = "linux")]
         if let Some(lending) = &config.lending {
             arena.lend_through(lending)?;
+            arena.copy_to(&device, &config.peer_copies, lending)?;
+        } else if config.peer_copies != PeerCopies::None {
+            return Err(OpenError::Pool(PoolError::InvalidConfig {
+                reason: "copies in other devices' memory need a broker that gives them up: set `lending`"
+                    .into(),
+            }));
         }
         Ok(arena)
     }
@@ -279,6 +299,20 @@ impl Arena {
     #[cfg(target_os = "linux")]
     pub fn lend_through(&self, lending: &Lending) -> Result<(), PoolError> {
         lend::lend_through(self.pool(), lending)
+    }
+
+    /// Has sleeps of this arena, which is on `device`, keep copies in other devices' memory. These devices have the same
+    /// broker.
+    ///
+    /// # Errors
+    /// `Device`: one of them does not exist, or this one does not reach its memory. `Pool`: the arena has copies elsewhere
+    /// already, or its device cannot map memory of others.
+    #[cfg(target_os = "linux")]
+    pub fn copy_to(&self, device: &Device, copies: &PeerCopies, lending: &Lending) -> Result<(), OpenError> {
+        if *copies != PeerCopies::None {
+            self.pool().copy_to(lend::peers_of(device, copies, lending)?)?;
+        }
+        Ok(())
     }
 
     /// From now on has others' lent memory given up, after wakes and while this arena grows, where less of the device is

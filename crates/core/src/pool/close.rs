@@ -49,6 +49,7 @@ impl Shared {
         drop(memory);
         self.links().close(self.driver());
         self.withdraw_left();
+        self.opened().recover(self.driver());
         // The backups went with the pool. The storage may keep the memory if it cannot release it.
         let _ = self.backups().trim();
         ended

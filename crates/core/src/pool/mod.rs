@@ -58,6 +58,7 @@ use crate::backup::{Backups, HostBackups};
 use crate::decision::Decision;
 use crate::driver::{CopyPart, DeviceRange, Driver, HostBuffer, Pending, StreamId};
 use crate::lend::Broker;
+use crate::peer::Peer;
 use crate::tag::{Changes, StoredAs, Tag, TagPolicy, TagState};
 
 /// How long giving up waits for a sleep or wake of a tag.
@@ -121,6 +122,21 @@ impl Pool {
             // What cannot be backed up stays.
             shared.upgrade().and_then(|shared| shared.give_up(bytes, GIVE_UP_WAIT).ok()).unwrap_or(0)
         }));
+        Ok(())
+    }
+
+    /// Has sleeps copy what they back up to idle memory of these devices, too, from which wakes read it. Once for a pool.
+    ///
+    /// # Errors
+    /// `InvalidConfig`: this device cannot map memory of others, or the pool copies to some already.
+    pub fn copy_to(&self, peers: Vec<Peer>) -> Result<()> {
+        self.shared.copy_to(peers)?;
+        for (nth, peer) in self.shared.peers().iter().enumerate() {
+            let shared = Arc::downgrade(&self.shared);
+            peer.broker.attach(Arc::new(move |_| {
+                shared.upgrade().map_or(0, |shared| shared.opened().give_up(shared.driver(), nth))
+            }));
+        }
         Ok(())
     }
 

@@ -13,8 +13,10 @@ use super::state::PoolState;
 use crate::backup::Backups;
 use crate::driver::{Driver, StreamId};
 use crate::lend::Broker;
+use crate::peer::Peer;
 use crate::pool::parts::links::Links;
 use crate::pool::parts::newly_taken::NewlyTaken;
+use crate::pool::parts::open_copies::Opened;
 use crate::pool::parts::physical::{Counters, PhysicalMemory};
 use crate::pool::parts::scratch::ScratchMemory;
 use crate::pool::parts::tags::Chosen;
@@ -44,6 +46,8 @@ pub(super) struct Shared {
     free_memory: FreeMemory,
     newly_taken: NewlyTaken,
     links: Links,
+    peers: OnceLock<Vec<Peer>>,
+    opened: Opened,
     shape: Shape,
     streams: Streams,
     preparing: Mutex<()>,
@@ -147,6 +151,8 @@ impl Shared {
             free_memory: FreeMemory::default(),
             newly_taken: NewlyTaken::default(),
             links: Links::default(),
+            peers: OnceLock::new(),
+            opened: Opened::default(),
             shape,
             streams,
             preparing: Mutex::default(),
@@ -184,6 +190,34 @@ impl Shared {
         &self.links
     }
 
+    /// Other devices that may have copies of what sleeps.
+    pub(super) fn peers(&self) -> &[Peer] {
+        self.peers.get().map_or(&[], Vec::as_slice)
+    }
+
+    pub(super) fn copy_to(&self, peers: Vec<Peer>) -> Result<()> {
+        drop(self.open_state()?);
+        self.can_share_memory("copy to other devices")?;
+        let again = || PoolError::InvalidConfig { reason: "the pool copies to other devices already".into() };
+        self.peers.set(peers).map_err(|_| again())
+    }
+
+    /// Copies that a sleep or a wake has at hand.
+    pub(super) fn opened(&self) -> &Opened {
+        &self.opened
+    }
+
+    fn can_share_memory(&self, what: &str) -> Result<()> {
+        if self.driver.info().memory_name.is_some() {
+            return Ok(());
+        }
+        let reason = format!(
+            "{} cannot {what}: it has no descriptors of memory that other processes could hold",
+            self.driver.info().id
+        );
+        Err(PoolError::InvalidConfig { reason })
+    }
+
     /// Where sleeps may lend memory.
     pub(super) fn broker(&self) -> Option<&Arc<dyn Broker>> {
         self.broker.get()
@@ -191,13 +225,7 @@ impl Shared {
 
     pub(super) fn lend_through(&self, broker: Arc<dyn Broker>) -> Result<&Arc<dyn Broker>> {
         drop(self.open_state()?);
-        if self.driver.info().memory_name.is_none() {
-            let reason = format!(
-                "{} cannot lend memory: it has no descriptors that other processes could hold",
-                self.driver.info().id
-            );
-            return Err(PoolError::InvalidConfig { reason });
-        }
+        self.can_share_memory("lend memory")?;
         let mut memory = self.lock_memory()?;
         if self.broker.get().is_some() {
             return Err(PoolError::InvalidConfig {

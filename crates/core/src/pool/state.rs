@@ -12,6 +12,7 @@ use crate::pool::parts::backups::BackupIndex;
 use crate::pool::parts::heap::{Candidate, Heap, HeapBlock, Placement, Reclaimable};
 use crate::pool::parts::hold_table::Holds;
 use crate::pool::parts::lent_chunks::LentChunks;
+use crate::pool::parts::peer_copies::PeerCopies;
 use crate::pool::parts::physical::Counters;
 use crate::pool::parts::tags::Tags;
 use crate::pool::tools::error::{PoolError, Result};
@@ -33,6 +34,7 @@ pub(super) struct PoolState {
     closed: bool,
     holds: Holds,
     lent: LentChunks,
+    peer_copies: PeerCopies,
 }
 
 impl PoolState {
@@ -46,6 +48,7 @@ impl PoolState {
             closed: false,
             holds: Holds::default(),
             lent: LentChunks::default(),
+            peer_copies: PeerCopies::default(),
         };
         for (tag, _) in state.tags.iter() {
             state.heap.add_tag(tag);
@@ -92,6 +95,14 @@ impl PoolState {
 
     pub(super) fn lent_mut(&mut self) -> &mut LentChunks {
         &mut self.lent
+    }
+
+    pub(super) fn peer_copies(&self) -> &PeerCopies {
+        &self.peer_copies
+    }
+
+    pub(super) fn peer_copies_mut(&mut self) -> &mut PeerCopies {
+        &mut self.peer_copies
     }
 
     pub(super) fn holds(&self) -> &Holds {
@@ -345,6 +356,7 @@ impl PoolState {
             self.backups.forget_segment(tag, key);
         }
         self.lent.forget_segment(key);
+        self.peer_copies.leave_segment(key);
     }
 
     /// Records memory that the driver refuses to unmap: in its chunk, or as unmap-failed.

@@ -41,6 +41,8 @@ pub struct PoolStats {
     pub deferred_release_bytes: u64,
     /// Lent by sleeps: not held, and in use until others need it.
     pub lent_bytes: u64,
+    /// Copied to other devices' memory, as far as is known: in use there until others need it.
+    pub peer_bytes: u64,
     /// Of the mapped bytes, what sleeps and stays with its only copy until others need it.
     pub resident_bytes: u64,
     /// Address space.
@@ -254,6 +256,7 @@ impl PoolState {
             cached_bytes: self.cached_bytes(counters),
             deferred_release_bytes: counters.deferred_release_bytes(),
             lent_bytes: self.lent().lent_bytes(),
+            peer_bytes: self.peer_copies().bytes(),
             resident_bytes: self.lent().resident_bytes(),
             reserved_bytes: self.heap().segments().iter().map(|(_, segment)| segment.range().bytes).sum(),
             backup_bytes: tags.iter().map(|stats| stats.backup_bytes).sum(),

@@ -22,6 +22,7 @@ mod links;
 mod mark;
 mod midst;
 mod parts;
+mod peer_copies;
 mod pool;
 mod prepare;
 mod pressure;

@@ -29,8 +29,15 @@ const SLEEP: &[&str] = &[
     "device_free_after_bytes",
     "phases",
 ];
-const SLEEP_BESIDES: &[&str] =
-    &["already_asleep_tags", "unchecked_bytes", "unused_bytes", "fast_digests", "shared_backup_bytes"];
+const SLEEP_BESIDES: &[&str] = &[
+    "already_asleep_tags",
+    "unchecked_bytes",
+    "peer_bytes",
+    "peer_refused",
+    "unused_bytes",
+    "fast_digests",
+    "shared_backup_bytes",
+];
 const PREPARED: &[&str] =
     &["tags", "end", "seconds", "copied_bytes", "stored_bytes", "unchanged_bytes", "held"];
 const WAKE: &[&str] = &[
@@ -42,6 +49,7 @@ const WAKE: &[&str] = &[
     "read_bytes",
     "disk_read_bytes",
     "linked_bytes",
+    "peer_bytes",
     "zeroed_bytes",
     "verified_bytes",
     "undefined_tags",

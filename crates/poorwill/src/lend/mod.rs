@@ -5,16 +5,19 @@
 
 mod lender;
 mod lending;
+mod peer_copies;
 
 use std::sync::Arc;
 
 use poorwill_core::{Pool, PoolError};
 
 pub use lending::Lending;
+pub use peer_copies::PeerCopies;
 pub use poorwill_broker::ClientError as LendError;
 pub use poorwill_core::lend::{AskedOf, Broker, BrokerError, GiveUp, Lent};
 
 use lender::Lender;
+pub(crate) use peer_copies::peers_of;
 
 /// What others' lent memory leaves free of a device: a part of it, and at most so many bytes.
 const FREE_PART: u64 = 128;

@@ -3,13 +3,13 @@
 use std::ffi::OsString;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use poorwill::broker::{Broker, BrokerEnd, BrokerOptions, BrokerStop};
 use poorwill::doctor::{Plan, examine};
-use poorwill::lend::Lending;
+use poorwill::lend::{Lending, PeerCopies};
 use poorwill::{
     AllocRequest, Arena, Block, Changes, Config, Device, DeviceSpec, Level, PoolConfig, PoolError,
     SleepReport, SleepRequest, Tag, WakeReport, WakeRequest,
@@ -171,6 +171,90 @@ fn an_arena_that_opens_beside_a_lender_may_have_what_is_lent() {
         assert_eq!(beside.limit_bytes(), 64 << 20);
         let had = beside.alloc(&block(60));
         assert!(if asks { had.is_ok() } else { matches!(had, Err(PoolError::DeviceFull { .. })) }, "{had:?}");
+    }
+}
+
+#[test]
+fn copies_in_a_neighbours_memory_serve_wakes_until_it_is_needed_there() {
+    if skipped_unless(|kind| kind == DeviceKind::Host, "only host devices are opened by these names") {
+        return;
+    }
+    let Some(world) = World::open() else { return };
+    let _broker = Served::start(&world.socket());
+    let spec = |name: &str| -> DeviceSpec {
+        format!("host:64MiB@{}/{name}", world.folder.path().display()).parse().unwrap()
+    };
+    let neighbour = Device::open(&spec("gpu1")).unwrap();
+    let copies = PeerCopies::On(vec![spec("gpu0"), spec("gpu1")]);
+    let config = Config::on(spec("gpu0")).lending_by(world.lending()).copying_to(copies.clone());
+    let arena = Arena::open(config).unwrap();
+    let blocks = (0..3).map(|_| arena.alloc(&AllocRequest::new(16 << 20, Tag::weights())).unwrap()).collect();
+    let sleeper = Lender { arena, blocks, granule: 2 << 20 };
+    for (seed, block) in (0..).zip(&sleeper.blocks) {
+        pattern::fill(sleeper.arena.pool(), block.id, seed, 16 << 20).unwrap();
+    }
+    let sleep = || sleeper.arena.sleep(&SleepRequest::all(Level::One)).unwrap();
+    let reclaimable_bytes = || neighbour.reclaimable_bytes(&world.lending()).unwrap();
+    let free_bytes = || neighbour.driver().memory_info().unwrap().free_bytes;
+    let slept = sleep();
+    assert_eq!((slept.peer_bytes, slept.released_bytes), (48 << 20, 48 << 20));
+    assert_eq!((reclaimable_bytes(), free_bytes()), (48 << 20, 16 << 20));
+    let woken = sleeper.wake();
+    assert_eq!((woken.peer_bytes, woken.read_bytes), (48 << 20, 0));
+    sleep();
+    let other = Arena::open(Config::on(spec("gpu1")).lending_by(world.lending())).unwrap();
+    other.alloc(&AllocRequest::new(30 << 20, Tag::weights())).unwrap();
+    let left_bytes = reclaimable_bytes();
+    assert!((1..=32 << 20).contains(&left_bytes), "{left_bytes}");
+    let woken = sleeper.wake();
+    assert_eq!((woken.peer_bytes, woken.copied_bytes), (left_bytes, 48 << 20));
+    assert_eq!(sleep().peer_bytes, 0, "an eighth stays free there");
+    sleeper.wake();
+    drop(sleeper);
+    assert_eq!(reclaimable_bytes(), 0, "a closed arena leaves nothing");
+
+    let alone = Arena::open(Config::on(spec("gpu0")).copying_to(copies)).unwrap_err();
+    assert!(alone.to_string().contains("set `lending`"), "{alone}");
+    for elsewhere in ["cuda:1", "host:64MiB"] {
+        let copies = PeerCopies::On(vec![elsewhere.parse().unwrap()]);
+        let config = Config::on(spec("gpu0")).lending_by(world.lending()).copying_to(copies);
+        let error = poorwill::chain(&Arena::open(config).unwrap_err());
+        assert!(error.contains(elsewhere) && error.contains("reaches"), "{error}");
+    }
+}
+
+/// Two ranks that sleep and wake together keep copies in each other's memory, which neither can wake without.
+#[test]
+fn neighbours_that_wake_at_once_have_their_memory_back() {
+    if skipped_unless(|kind| kind == DeviceKind::Host, "only host devices are opened by these names") {
+        return;
+    }
+    let Some(world) = World::open() else { return };
+    let _broker = Served::start(&world.socket());
+    let spec = |name: &str| -> DeviceSpec {
+        format!("host:64MiB@{}/{name}", world.folder.path().display()).parse().unwrap()
+    };
+    let rank = |own: &str, other: &str| {
+        let config = Config::on(spec(own)).lending_by(world.lending());
+        let arena = Arena::open(config.copying_to(PeerCopies::On(vec![spec(other)]))).unwrap();
+        let blocks =
+            (0..5).map(|_| arena.alloc(&AllocRequest::new(8 << 20, Tag::weights())).unwrap()).collect();
+        let rank = Lender { arena, blocks, granule: 2 << 20 };
+        for (seed, block) in (0..).zip(&rank.blocks) {
+            pattern::fill(rank.arena.pool(), block.id, seed, 8 << 20).unwrap();
+        }
+        rank
+    };
+    let ranks = [rank("gpu0", "gpu1"), rank("gpu1", "gpu0")];
+    let together = Barrier::new(2);
+    for _ in 0..8 {
+        let cycle = |rank: &Lender| {
+            together.wait();
+            rank.arena.sleep(&SleepRequest::all(Level::One)).unwrap();
+            together.wait();
+            rank.wake();
+        };
+        std::thread::scope(|scope| ranks.iter().for_each(|rank| _ = scope.spawn(move || cycle(rank))));
     }
 }
 

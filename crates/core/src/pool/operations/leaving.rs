@@ -32,20 +32,28 @@ pub(in crate::pool) struct Leaving<'a> {
     /// What they had mapped.
     mappings: Vec<Mapping>,
     before: Vec<Backing>,
+    /// Whether nothing is unmapped before the end.
+    stays: bool,
     elapsed: Duration,
 }
 
 impl<'a> Leaving<'a> {
     pub(in crate::pool) fn new(shared: &'a Shared, locations: &'a [Location], falling: &'a [TagKey]) -> Self {
         let (mappings, before, elapsed) = Default::default();
-        Self { shared, locations, falling, visited: 0, mappings, before, elapsed }
+        Self { shared, locations, falling, visited: 0, mappings, before, stays: false, elapsed }
+    }
+
+    /// All of it stays mapped until the end.
+    pub(super) fn staying(mut self, stays: bool) -> Self {
+        self.stays = stays;
+        self
     }
 
     /// Unmaps what ends before `next`, where the next copy begins.
     pub(super) fn unmap_before(&mut self, next: Location) -> Result<()> {
         let ends_before = |mapping: &Mapping| (mapping.segment, mapping.range.end()) <= next;
         let is_due = self.locations.get(self.visited).is_some_and(|location| *location < next);
-        if is_due { self.unmap(&ends_before).map(drop) } else { Ok(()) }
+        if is_due && !self.stays { self.unmap(&ends_before).map(drop) } else { Ok(()) }
     }
 
     /// Maps everything again, and begins anew.

@@ -175,6 +175,7 @@ impl Shared {
 
     /// After addresses were given back; without locks.
     pub(in crate::pool) fn withdraw_left(&self) {
+        self.give_up_left_copies();
         if let Some(broker) = self.broker() {
             self.withdraw_orphans(&**broker);
             // A broker that does not hear of it asks in vain.

@@ -7,6 +7,7 @@ mod compare;
 pub(super) mod hold_guard;
 pub(super) mod leaving;
 mod lend;
+mod peer_copies;
 pub(super) mod prepare;
 pub(super) mod read_backup;
 mod resident;

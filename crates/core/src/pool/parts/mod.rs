@@ -6,6 +6,8 @@ pub(super) mod hold_table;
 pub(super) mod lent_chunks;
 pub(super) mod links;
 pub(super) mod newly_taken;
+pub(super) mod open_copies;
+pub(super) mod peer_copies;
 pub(super) mod physical;
 pub(super) mod scratch;
 pub(super) mod tags;

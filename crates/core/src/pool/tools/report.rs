@@ -477,6 +477,10 @@ pub struct SleepReport {
     pub unchanged_bytes: u64,
     /// Of those, not compared (immutable).
     pub unchecked_bytes: u64,
+    /// Copied to other devices' memory besides: what these did not have as it is.
+    pub peer_bytes: u64,
+    /// Why something was not, where that is no lack of memory: which device, and its words.
+    pub peer_refused: Option<String>,
     /// Neither copied nor compared: declared unused, in whole granules.
     pub unused_bytes: u64,
     /// Whether digests are fast; if not, everything is copied.
@@ -557,6 +561,8 @@ pub struct WakeReport {
     pub disk_read_bytes: u64,
     /// Of the copied bytes, those that came over other devices' links.
     pub linked_bytes: u64,
+    /// Of the copied bytes, those that came from other devices' memory.
+    pub peer_bytes: u64,
     /// Zeroed.
     pub zeroed_bytes: u64,
     /// Compared and equal.

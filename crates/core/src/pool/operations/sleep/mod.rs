@@ -13,6 +13,7 @@ use std::time::Instant;
 use self::plan::{NamedBytes, SleepPlan};
 use super::leaving::Leaving;
 use super::lend::Lending;
+use super::peer_copies::PeerCopied;
 use super::save::{Saved, Saver};
 use super::stage::ReadyStep;
 use crate::driver::{DeviceRange, DriverError, MemoryInfo};
@@ -42,6 +43,7 @@ struct Released {
     shared_bytes: u64,
     is_short: bool,
     lending: Lending,
+    peer_copied: PeerCopied,
 }
 
 impl Shared {
@@ -84,6 +86,7 @@ impl Shared {
             }
         };
         drop(exclusive);
+        self.give_up_left_copies();
         let undone = |error: &PoolError| {
             use PoolError::{Cancelled, SleepFailed, Stranded, Undone};
             matches!(error, SleepFailed { .. } | Stranded { .. } | Undone { .. } | Cancelled { .. })
@@ -120,6 +123,7 @@ impl Shared {
         let discarded = self.fall_asleep(DISCARD, &plan, forever, (false, withdrawn_bytes), &none);
         // A broker that does not hear of it asks in vain.
         let _ = self.announce_resident();
+        self.give_up_left_copies();
         discarded
     }
 
@@ -147,9 +151,13 @@ impl Shared {
         let mut saved = Saved::default();
         let falling: Vec<TagKey> = plan.tags.iter().map(|(tag, _)| *tag).collect();
         let saver = Saver { shared: self, saves: &plan.saves, falling: &falling };
-        let mut leaving = Leaving::new(self, &plan.leaving, &falling);
+        let mut leaving = Leaving::new(self, &plan.leaving, &falling).staying(!self.peers().is_empty());
+        let mut peer_copied = PeerCopied::default();
         let unmapped = match saver.save(&mut leaving, &mut saved) {
-            Ok(()) => leaving.finish(when_ready, &mut saved.phases),
+            Ok(()) => {
+                peer_copied = self.copy_to_peers(&plan.backed_up(), &plan.leaving);
+                leaving.finish(when_ready, &mut saved.phases)
+            }
             Err(error) => Err(leaving.undo(error)),
         };
         let (mut memory, mut mappings) = match unmapped {
@@ -171,7 +179,8 @@ impl Shared {
         let (bytes, refused) = self.release(memory, &mut mappings, &mut saved.phases);
         let bytes = bytes + withdrawn_bytes;
         let shared_bytes = self.shared_backup_bytes().saturating_sub(shared_before_bytes);
-        let released = Released { planned_bytes, bytes, shared_bytes, is_short: refused.is_some(), lending };
+        let is_short = refused.is_some();
+        let released = Released { planned_bytes, bytes, shared_bytes, is_short, lending, peer_copied };
         let report = self.report(&plan, &saved, before, released, started);
         match refused {
             Some(source) => Err(PoolError::Shortfall { report: Box::new(report), source }),
@@ -279,6 +288,8 @@ impl Shared {
             stored_bytes: saved.stored_bytes,
             unchanged_bytes: saved.unchanged_bytes,
             unchecked_bytes: saved.unchecked_bytes,
+            peer_bytes: released.peer_copied.bytes(),
+            peer_refused: released.peer_copied.refused().map(str::to_owned),
             unused_bytes: plan.unused_bytes,
             fast_digests: self.driver().info().fast_digests,
             discarded_bytes: plan.discarded_bytes,
@@ -321,6 +332,7 @@ impl PoolState {
             self.fall_asleep(*tag, *action, kept);
             if *action == SleepAction::Drop {
                 self.leave_all(*tag);
+                self.leave_copies(*tag);
                 let of_tag = plan.saves.iter().filter(|save| save.tag == *tag);
                 let saved: HashSet<Location> = of_tag.map(|save| save.location).collect();
                 self.backups_mut().forget_but(*tag, &saved);

@@ -35,6 +35,16 @@ pub(in crate::pool) struct SleepPlan {
     pub(in crate::pool) kept_bytes: u64,
 }
 
+impl SleepPlan {
+    /// Tags all of whose bytes have backups.
+    pub(super) fn backed_up(&self) -> BTreeSet<TagKey> {
+        let is_backed_up = |(tag, action): &&(TagKey, SleepAction)| {
+            *action == SleepAction::Backup && !self.resident.contains(tag)
+        };
+        self.tags.iter().filter(is_backed_up).map(|(tag, _)| *tag).collect()
+    }
+}
+
 /// What a request says of bytes by their addresses.
 #[derive(Debug, Default)]
 pub(in crate::pool) struct NamedBytes {

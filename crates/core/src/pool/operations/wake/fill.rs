@@ -25,6 +25,7 @@ use crate::digest::Digest;
 use crate::driver::{CopyPart, DeviceRange, DriverError, Op, Pending, Scratch, StreamId};
 use crate::pool::parts::backups::sample::Sample;
 use crate::pool::parts::backups::{Stored, runs};
+use crate::pool::parts::open_copies::OpenCopies;
 use crate::pool::parts::scratch::Loan;
 use crate::pool::shared::Shared;
 use crate::pool::tools::cancel::{self, CancellationToken};
@@ -41,12 +42,25 @@ const DIGESTS_MAX: usize = 64;
 /// What is in place is compared by so much at a time: each call to the driver holds up those that map.
 const IN_PLACE_BYTES: u64 = 2 << 30;
 
+/// What a wake may use beside its own link and streams.
+pub(super) struct Means<'a> {
+    /// For codes by copy engine.
+    pub(super) scratch: Option<&'a Loan<'a>>,
+    /// Numbers of other devices' links.
+    pub(super) links: Vec<usize>,
+    /// Copies in their memory.
+    pub(super) peers: &'a [Arc<OpenCopies>],
+}
+
 pub(super) struct Filler<'a> {
     shared: &'a Shared,
     fillings: &'a [Filling],
     request: &'a WakeRequest,
     /// For codes by copy engine.
     scratch: Option<&'a Loan<'a>>,
+    /// Copies in other devices' memory, and those that are still read: none once one has failed.
+    copies: &'a [Arc<OpenCopies>],
+    peers: &'a [Arc<OpenCopies>],
     parts: ScratchParts,
     /// Numbers of other devices' links.
     links: Vec<usize>,
@@ -66,13 +80,14 @@ pub(super) struct Filler<'a> {
     read_bytes: u64,
     zeroed_bytes: u64,
     linked_bytes: u64,
+    peer_bytes: u64,
     /// Copies queued on the own path, and on each link.
     turns_of_paths: Vec<usize>,
     /// Whether a link has failed.
     has_lost: bool,
     /// Whether links are left alone.
     are_links_left: bool,
-    /// Turns whose copies over another device's link have failed, and what each is to bring.
+    /// Turns whose copies from or over another device have failed, and what each is to bring.
     again: Vec<(usize, Vec<(Arrival<'a>, bool)>)>,
     started: Option<Instant>,
     /// Cleared when filling is of no more use.
@@ -133,8 +148,16 @@ struct Work<'a> {
     pending: Option<Pending<Vec<Option<Digest>>>>,
     /// By arrival, after a success.
     found: Vec<Option<Digest>>,
-    /// The turn, and the link of another device, that it took.
-    over: Option<(usize, usize)>,
+    /// The turn, and which other device's means it used.
+    over: Option<(usize, Over)>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Over {
+    /// By its number in this wake.
+    Link(usize),
+    /// By its number among the copies.
+    Memory(usize),
 }
 
 /// Digests of what a copy has written, by number among its arrivals.
@@ -150,7 +173,7 @@ impl<'a> Filler<'a> {
         fillings: &'a [Filling],
         request: &'a WakeRequest,
         turns: &BTreeMap<Tag, u64>,
-        (scratch, links): (Option<&'a Loan<'a>>, Vec<usize>),
+        Means { scratch, links, peers }: Means<'a>,
     ) -> Self {
         let granule_bytes = shared.shape().granule_bytes;
         let stored = |filling: &Filling| match &filling.with {
@@ -173,6 +196,8 @@ impl<'a> Filler<'a> {
             fillings,
             request,
             scratch,
+            copies: peers,
+            peers,
             parts,
             turns_of_paths: vec![0; links.len() + 1],
             links,
@@ -187,6 +212,7 @@ impl<'a> Filler<'a> {
             read_bytes: 0,
             zeroed_bytes: 0,
             linked_bytes: 0,
+            peer_bytes: 0,
             again: Vec::new(),
             has_lost: false,
             are_links_left: false,
@@ -245,10 +271,82 @@ impl<'a> Filler<'a> {
             return Ok(());
         }
         let arrivals = self.arrivals(filling, &stored);
-        let bytes = self.copy(filling, turn, &stored, arrivals)?;
+        let bytes = match self.copy_from_peers(filling, turn, &stored) {
+            Some((nth, copy)) => {
+                let bytes = stored.len() as u64 * self.shared.shape().granule_bytes;
+                // Whatever the sample: what differs is no change of the owner's.
+                let arrivals = arrivals.into_iter().map(|(arrival, _)| (arrival, true)).collect();
+                self.queue(Phase::Copy, bytes, arrivals, copy);
+                self.note_over(turn, Over::Memory(nth), bytes);
+                bytes
+            }
+            None => self.copy(filling, turn, &stored, arrivals)?,
+        };
         self.copied_bytes += bytes;
         self.filled += usize::from(bytes > 0);
         Ok(())
+    }
+
+    /// Queues copies from other devices' memory, if one has all of it. Returns which.
+    fn copy_from_peers(&mut self, filling: &Filling, turn: usize, stored: &[usize]) -> Option<(usize, Load)> {
+        if self.peers.is_empty() {
+            return None;
+        }
+        let granule_bytes = self.shared.shape().granule_bytes;
+        let wanted = filling.wanted_of_peers(granule_bytes, stored)?;
+        let (driver, stream) = (self.shared.driver(), self.shared.streams().copy(turn));
+        let queue = |open: &Arc<OpenCopies>| {
+            open.read(granule_bytes, &wanted, stream, |parts| driver.copy_within(stream, parts))
+        };
+        let (nth, copy) = (0..).zip(self.peers).find_map(|(nth, open)| Some((nth, queue(open)?)))?;
+        let count = stored.len();
+        match copy {
+            Ok(copy) => Some((nth, copy.then(move |copied| copied.map(|()| vec![None; count])))),
+            Err(_) => {
+                self.peers = &[];
+                None
+            }
+        }
+    }
+
+    /// Copies that gave other bytes are not kept.
+    fn spoil_what_differs(&self) {
+        for work in &self.queued {
+            let Some((_, Over::Memory(nth))) = work.over else { continue };
+            let arrivals = work.arrivals.iter().map(|(arrival, _)| arrival);
+            let different = arrivals
+                .zip(&work.found)
+                .filter(|(arrival, found)| found.is_some_and(|found| found != arrival.expected));
+            self.spoil(nth, different.map(|(arrival, _)| arrival));
+        }
+    }
+
+    /// Copies of these granules did not arrive, or as something else.
+    fn spoil<'b>(&self, nth: usize, granules: impl Iterator<Item = &'b Arrival<'b>>) {
+        if let Some(open) = self.copies.get(nth) {
+            granules.for_each(|arrival| open.spoil(arrival.granule.addr));
+        }
+    }
+
+    /// Fails where something may still be in flight there.
+    fn lose_copy(&mut self, nth: usize) -> Result<(), DriverError> {
+        self.peers = &[];
+        self.copies.get(nth).map_or(Ok(()), |open| open.settle(self.shared.driver()))
+    }
+
+    /// What was queued last uses this.
+    fn note_over(&mut self, turn: usize, over: Over, bytes: u64) {
+        *self.bytes_over(over) += bytes;
+        if let Some(work) = self.queued.last_mut() {
+            work.over = Some((turn, over));
+        }
+    }
+
+    fn bytes_over(&mut self, over: Over) -> &mut u64 {
+        match over {
+            Over::Link(_) => &mut self.linked_bytes,
+            Over::Memory(_) => &mut self.peer_bytes,
+        }
     }
 
     /// Queues the copy, and returns its bytes: none where filling is of no more use.
@@ -290,10 +388,7 @@ impl<'a> Filler<'a> {
         self.turns_of_paths[link.map_or(0, |link| link + 1)] += 1;
         self.read_bytes += buffer.read_bytes(&parts);
         self.queue(Phase::Copy, bytes, arrivals, copy);
-        if let (Some(link), Some(work)) = (link, self.queued.last_mut()) {
-            self.linked_bytes += bytes;
-            work.over = Some((turn, link));
-        }
+        link.into_iter().for_each(|link| self.note_over(turn, Over::Link(link), bytes));
         Ok(bytes)
     }
 
@@ -353,7 +448,7 @@ impl<'a> Filler<'a> {
         stream.map_or(Ok(()), |stream| self.shared.driver().stream_synchronize(stream))
     }
 
-    /// What has failed over another device's link comes over the others.
+    /// What has failed over another device's link, or from its memory, comes over the others.
     fn fill_again(&mut self) {
         while self.failed.is_none()
             && let Some((turn, arrivals)) = self.again.pop()
@@ -482,11 +577,19 @@ impl<'a> Filler<'a> {
                 self.digest(nth);
             }
             Err(source) => match *over {
-                Some((turn, link)) => {
-                    self.again.push((turn, std::mem::take(arrivals)));
-                    self.linked_bytes -= *bytes;
+                Some((turn, over)) => {
+                    let (bytes, arrivals) = (*bytes, std::mem::take(arrivals));
+                    if let Over::Memory(nth) = over {
+                        self.spoil(nth, arrivals.iter().map(|(arrival, _)| arrival));
+                    }
+                    self.again.push((turn, arrivals));
+                    *self.bytes_over(over) -= bytes;
                     self.filled -= 1;
-                    if self.lose(link).is_err() {
+                    let lost = match over {
+                        Over::Link(link) => self.lose(link),
+                        Over::Memory(nth) => self.lose_copy(nth),
+                    };
+                    if lost.is_err() {
                         self.fail(Phase::Copy, source);
                     }
                 }
@@ -586,7 +689,8 @@ impl<'a> Filler<'a> {
         if let Some(failed) = self.failed {
             return Err(failed);
         }
-        woken.linked_bytes = self.linked_bytes;
+        (woken.linked_bytes, woken.peer_bytes) = (self.linked_bytes, self.peer_bytes);
+        self.spoil_what_differs();
         let Arrived { equal, chosen, others } = arrived(self.queued);
         let mut verified = self.shared.verify(&chosen, &others)?;
         verified.equal_bytes += equal * self.shared.shape().granule_bytes;

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use crate::backup::BackupBuffer;
+use crate::digest::Digest;
 use crate::driver::{DeviceRange, DriverError, Pending};
 use crate::pool::parts::backups::Stored;
+use crate::pool::parts::open_copies::OpenCopies;
 use crate::tag::Tag;
 
 /// The bytes of a chunk, or of an extent or a part of one.
@@ -51,6 +53,27 @@ impl Filling {
             return None;
         }
         Some(buffer.bytes()).filter(|bytes| *bytes < self.range.bytes)
+    }
+
+    /// These granules by their addresses, with their digests, if other devices' copies may serve in place of the backup.
+    pub(super) fn wanted_of_peers(
+        &self,
+        granule_bytes: u64,
+        granules: &[usize],
+    ) -> Option<Vec<(u64, Digest)>> {
+        let With::Backup { granules: stored, .. } = &self.with else { return None };
+        let wanted = granules
+            .iter()
+            .map(|nth| Some((self.range.addr + *nth as u64 * granule_bytes, stored[*nth]?.digest)));
+        wanted.collect::<Option<Vec<_>>>().filter(|_| !self.is_on_disk())
+    }
+
+    /// Whether its backup is not needed.
+    pub(super) fn is_at_peers(&self, copies: &[Arc<OpenCopies>], granule_bytes: u64) -> bool {
+        let granules = self.stored_granules(false);
+        let wanted = self.wanted_of_peers(granule_bytes, &granules).unwrap_or_default();
+        granules.is_empty()
+            || !wanted.is_empty() && copies.iter().any(|open| open.has(granule_bytes, &wanted))
     }
 
     pub(super) fn is_on_disk(&self) -> bool {

@@ -25,7 +25,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use self::fill::Filler;
+use self::fill::{Filler, Means};
 use self::filling::Filling;
 use self::map::Mapper;
 use self::plan::WakePlan;
@@ -84,6 +84,7 @@ impl Shared {
             read_bytes: woken.read_bytes,
             disk_read_bytes: woken.disk_read_bytes,
             linked_bytes: woken.linked_bytes,
+            peer_bytes: woken.peer_bytes,
             zeroed_bytes: woken.zeroed_bytes,
             verified_bytes: verified.equal_bytes,
             undefined_tags,
@@ -135,21 +136,30 @@ impl Shared {
     ) -> (Result<(Woken, Verified)>, Next) {
         let before: Vec<Backing> = plan.mappings.iter().map(|mapping| mapping.backing).collect();
         let (mut woken, mut next) = (Woken::default(), Next::Refuse);
-        let scratch = self.borrow_scratch(plan);
-        let links = self.links_for(plan, scratch.is_some());
+        let copies = self.open_copies(&plan.tags);
+        let is_copied = |filling: &Filling| filling.is_at_peers(&copies, self.shape().granule_bytes);
+        let is_needed = !plan.fillings.iter().all(is_copied);
+        let scratch = if is_needed { self.borrow_scratch(plan) } else { None };
+        let links = if is_needed { self.links_for(plan, scratch.is_some()) } else { Vec::new() };
         // A panic in the caller's progress callback undoes the wake, too.
         let apply = AssertUnwindSafe(|| {
             let names: Vec<&str> = plan.names.iter().map(Tag::as_str).collect();
             let mut mapper = Mapper::new(self, &names, &mut plan.mappings, deadline, retry);
-            let filler = Filler::new(self, &plan.fillings, request, &plan.turns, (scratch.as_ref(), links));
+            let means = Means { scratch: scratch.as_ref(), links, peers: &copies };
+            let filler = Filler::new(self, &plan.fillings, request, &plan.turns, means);
             let applied = self.apply_wake(&mut mapper, filler, request, &mut woken);
             next = mapper.next();
+            if applied.is_ok() {
+                // A decision may take long.
+                self.close_copies(copies.clone());
+            }
             applied.and_then(|verified| when_ready().map(|()| verified))
         });
         let applied = catch_unwind(apply);
         // After a success nothing is in flight.
         let is_settled = matches!(applied, Ok(Ok(_))) || self.undo_wake(plan, &before);
         self.return_scratch(scratch, is_settled);
+        self.close_copies(copies);
         let applied = applied.unwrap_or_else(|panic| resume_unwind(panic));
         (applied.map(|verified| (woken, verified)), next)
     }

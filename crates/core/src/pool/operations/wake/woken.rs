@@ -11,6 +11,7 @@ pub(super) struct Woken {
     pub(super) read_bytes: u64,
     pub(super) disk_read_bytes: u64,
     pub(super) linked_bytes: u64,
+    pub(super) peer_bytes: u64,
     pub(super) zeroed_bytes: u64,
     pub(super) phases: WakePhases,
 }
