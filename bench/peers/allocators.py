@@ -75,7 +75,8 @@ class Poorwill:
 
     def wake(self):
         report = self._poorwill.wake()
-        self.linked_gib = report.linked_bytes / (1 << 30)
+        # Over another GPU's link, or from its memory.
+        self.linked_gib = (report.linked_bytes + report.peer_bytes) / (1 << 30)
         if report.undefined_tags:
             # The weights are not loaded again here; without this the next sleep is refused.
             self._poorwill.mark_restored(report.undefined_tags)
@@ -97,6 +98,16 @@ class PoorwillLending(Poorwill):
         subprocess.run([sys.executable, "-m", *words], check=True, stdout=subprocess.DEVNULL)
 
 
+class PoorwillPeers(Poorwill):
+    """The same, with copies in other GPUs' memory; nothing stays on the own one."""
+
+    def __init__(self):
+        super().__init__(lend=True, peer_copies=True)
+
+    def sleep(self):
+        self._poorwill.sleep(level=1, lend=False)
+
+
 MAKE = {
     "none": Torch,
     "cumem": CuMem,
@@ -105,6 +116,7 @@ MAKE = {
     "poorwill": Poorwill,
     "poorwill-lending": PoorwillLending,
     "poorwill-links": lambda: Poorwill(links=True),
+    "poorwill-peers": PoorwillPeers,
     "poorwill-raw": lambda: Poorwill(compress="off"),
     "poorwill-raw-links": lambda: Poorwill(compress="off", links=True),
 }

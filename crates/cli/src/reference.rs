@@ -90,6 +90,11 @@ const ENVIRONMENT: &[(&str, &str, &str)] = &[
         "`rotate`",
         "`1` has sleeps of engines lend memory; the service sets it where its setting `lend` says so.",
     ),
+    (
+        "POORWILL_PEER_COPIES",
+        "`rotate`",
+        "`1` has sleeps of engines keep copies in other GPUs' memory; the service sets it where its `[lend]` says so.",
+    ),
     ("POORWILL_ENGINE", "`rotate`", "Set by the service in its engines, to find them again. Do not set it."),
     (
         "POORWILL_HOST_PROCESSES",

@@ -50,7 +50,7 @@ fn pool<'py>(py: Python<'py>, tag: &str, device: Option<&Bound<'py, PyAny>>) -> 
     py.import("poorwill.torch")?;
     let arena = Bound::new(
         py,
-        arena(py, device, DEFAULT, None, None, false, None, None, None, None, None, None, None, None)?,
+        arena(py, device, DEFAULT, None, None, false, None, None, None, None, None, None, None, None, None)?,
     )?;
     Arena::pool(&arena, tag)
 }
@@ -62,7 +62,7 @@ fn graph_pool<'py>(py: Python<'py>, device: Option<&Bound<'py, PyAny>>) -> PyRes
     py.import("poorwill.torch")?;
     let arena = Bound::new(
         py,
-        arena(py, device, DEFAULT, None, None, false, None, None, None, None, None, None, None, None)?,
+        arena(py, device, DEFAULT, None, None, false, None, None, None, None, None, None, None, None, None)?,
     )?;
     Arena::graph_pool(&arena)
 }

@@ -16,7 +16,7 @@ use std::{mem, process};
 use poorwill::backup::Compress;
 use poorwill::budget::{Envelope, claim_own};
 use poorwill::disk::DiskConfig;
-use poorwill::lend::Lending;
+use poorwill::lend::{Lending, PeerCopies};
 use poorwill::{
     Budget, ByteSize, Cap, Claim, Device, DeviceOptions, DeviceSpec, HostMemoryUse, Links, OpenError, Peers,
     PoolConfig, PoolError, Tag, chain,
@@ -121,6 +121,7 @@ pub(crate) struct ArenaOptions {
     pub(crate) disk: Option<DiskConfig>,
     /// `Some(None)`: not to lend.
     pub(crate) lending: Option<Option<Lending>>,
+    pub(crate) peer_copies: Option<PeerCopies>,
 }
 
 impl ArenaOptions {
@@ -153,6 +154,7 @@ pub(crate) struct Entry {
     keep_backups: bool,
     compress: Compress,
     lending: Option<Lending>,
+    peer_copies: PeerCopies,
     /// Whether a broker has refused a sleep's memory before.
     has_been_refused: AtomicBool,
     opened: Mutex<Option<Arc<Opened>>>,
@@ -252,6 +254,7 @@ impl DeviceSlot {
             keep_backups: options.keeps_backups_on(&device),
             compress: options.compresses(),
             lending: options.lending.clone().flatten(),
+            peer_copies: options.peer_copies.clone().unwrap_or_default(),
             has_been_refused: AtomicBool::new(false),
             opened: Mutex::new(Some(opened)),
             slot: Arc::clone(self),
@@ -333,9 +336,15 @@ impl Opened {
             .caching_at_most(options.cache_limit_bytes)
             .keeping_backups(options.keep_backups)
             .compressing(options.compresses());
+        let copies = options.peer_copies.as_ref().unwrap_or(&PeerCopies::None);
+        if *copies != PeerCopies::None && !matches!(options.lending, Some(Some(_))) {
+            let reason = "peer_copies need a broker that gives them up: open the arena with lend=True";
+            return Err(PoolError::InvalidConfig { reason: reason.into() }.into());
+        }
         let arena = poorwill::Arena::open_within(device, &envelope, pool)?;
         if let Some(Some(lending)) = &options.lending {
             arena.lend_through(lending)?;
+            arena.copy_to(device, copies, lending)?;
         }
         Ok(Self {
             name: options.name.clone(),
@@ -488,6 +497,9 @@ impl Entry {
             if was != requested {
                 return conflict(option(&was), option(&requested));
             }
+        }
+        if options.peer_copies.as_ref().is_some_and(|requested| *requested != self.peer_copies) {
+            return conflict("its peer_copies".to_owned(), "other peer_copies".to_owned());
         }
         if let Some(requested) =
             options.cache_limit_bytes.filter(|limit| Some(*limit) != self.cache_limit_bytes)

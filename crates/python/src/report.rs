@@ -179,6 +179,10 @@ report! {
     unchanged_bytes: u64 = |it| it.unchanged_bytes;
     /// Part of `unchanged_bytes` that was not compared: declared immutable.
     unchecked_bytes: u64 = |it| it.unchecked_bytes;
+    /// Copied to other devices' memory besides.
+    peer_bytes: u64 = |it| it.peer_bytes;
+    /// Why some of it was not, where that is no lack of memory; None if nothing refused.
+    peer_refused: Option<String> = |it| it.peer_refused.clone();
     /// Neither copied nor compared: declared unused, in whole granules.
     unused_bytes: u64 = |it| it.unused_bytes;
     /// Whether the device computes digests at memory speed; otherwise everything is copied.
@@ -241,6 +245,8 @@ report! {
     disk_read_bytes: u64 = |it| it.disk_read_bytes;
     /// Of the copied bytes, those that came over other GPUs' links.
     linked_bytes: u64 = |it| it.linked_bytes;
+    /// Of the copied bytes, those that came from other devices' memory.
+    peer_bytes: u64 = |it| it.peer_bytes;
     /// Overwritten with zeros.
     zeroed_bytes: u64 = |it| it.zeroed_bytes;
     /// Compared with the backup's digests, and equal.
@@ -330,6 +336,8 @@ report! {
     deferred_release_bytes: u64 = |it| it.deferred_release_bytes;
     /// Lent by sleeps: not held, and in use until others need it.
     lent_bytes: u64 = |it| it.lent_bytes;
+    /// Copied to other devices' memory: in use there until others need it.
+    peer_bytes: u64 = |it| it.peer_bytes;
     /// Part of `mapped_bytes` that sleeps without a backup, until others need it.
     resident_bytes: u64 = |it| it.resident_bytes;
     /// Address space.

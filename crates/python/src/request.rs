@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use poorwill::backup::Compress;
+use poorwill::lend::PeerCopies;
 use poorwill::{
     Changes, DeviceRange, Dropped, Level, Links, SleepAction, SleepRequest, StoredAs, Tag, TagPolicy, Verify,
     WakeRequest,
@@ -10,6 +11,7 @@ use poorwill::{
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyString};
 
+use crate::device;
 use crate::errors::{invalid, wrong_type};
 use crate::sizes::whole_number;
 
@@ -84,6 +86,18 @@ pub(crate) fn links(given: &Bound<'_, PyAny>) -> PyResult<Links> {
     }
     let numbers = given.extract::<Vec<u32>>();
     numbers.map(Links::Only).map_err(|_| wrong_type("links are True, False, or numbers of GPUs", given))
+}
+
+pub(crate) fn peer_copies(given: &Bound<'_, PyAny>) -> PyResult<PeerCopies> {
+    if let Ok(are_kept) = given.cast::<PyBool>() {
+        return Ok(if are_kept.is_true() { PeerCopies::Reachable } else { PeerCopies::None });
+    }
+    let is_text = given.is_instance_of::<PyString>();
+    let Some(devices) = given.try_iter().ok().filter(|_| !is_text) else {
+        return Err(wrong_type("peer_copies are True, False, or a sequence of devices", given));
+    };
+    let specs = devices.map(|each| device::named(Some(&each?), given.py()));
+    specs.collect::<PyResult<Vec<_>>>().map(PeerCopies::On)
 }
 
 pub(crate) fn wake(

@@ -7,6 +7,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import poorwill
 import pytest
@@ -308,3 +309,34 @@ def test_the_memory_saver_lends_as_its_environment_says(
     settings = {"POORWILL_FAKE_CUDA_SHARED": str(shared), "POORWILL_LEND": str(int(lends))}
     said = run(SAVER.format(size=SIZE), **fake, **settings, POORWILL_BROKER=place.socket)
     assert said == (f"{SIZE} 0 {SIZE} 0\n" if lends else f"0 {SIZE} 0 {SIZE}\n")
+
+
+def test_copies_in_a_neighbours_memory_serve_wakes(place: Place) -> None:
+    place.start()
+    neighbour = f"host:{WHOLE_BYTES}@{place.folder / 'neighbour'}"
+    with poorwill.arena(place.device, "copying", lend=place.socket, peer_copies=[neighbour]) as arena:
+        weights = filled(arena, "weights", SIZE)
+        expected = weights.copy()
+        asleep = arena.sleep(lend=False)
+        assert (asleep.peer_bytes, asleep.released_bytes, arena.stats().peer_bytes) == (SIZE, SIZE, SIZE)
+        woken = arena.wake(verify="all")
+        assert (woken.peer_bytes, woken.read_bytes, woken.verified_bytes) == (SIZE, 0, SIZE)
+        assert (weights == expected).all()
+        arena.sleep(lend=False)
+        assert _native.free_lent(neighbour, socket=place.socket) == SIZE
+        woken = arena.wake()
+        assert (woken.peer_bytes, woken.copied_bytes) == (0, SIZE)
+        assert (weights == expected).all()
+        assert poorwill.arena(place.device, "copying", peer_copies=[neighbour]) == arena
+        with pytest.raises(poorwill.PoorwillError, match="other peer_copies"):
+            poorwill.arena(place.device, "copying", peer_copies=True)
+
+
+def test_copies_take_a_broker_and_devices(place: Place) -> None:
+    with pytest.raises(poorwill.PoorwillError, match="open the arena with lend=True"):
+        poorwill.arena(place.device, "wrong", peer_copies=[place.device])
+    for wrong in ("cuda:1", 1.5):
+        with pytest.raises(TypeError, match="peer_copies are True, False, or a sequence of devices"):
+            poorwill.arena(place.device, "wrong", lend=place.socket, peer_copies=cast(Any, wrong))
+    with pytest.raises(poorwill.PoorwillError, match=r"cuda:1 has no memory that host.* reaches"):
+        poorwill.arena(place.device, "wrong", lend=place.socket, peer_copies=["cuda:1"])

@@ -34,7 +34,7 @@ VARIABLES = (
     *("POORWILL_DISK", "POORWILL_DISK_LIMIT", "POORWILL_COMPRESS", "POORWILL_TRITON"),
     "POORWILL_LINKS",
     *("POORWILL_TRITON_SHARED_MEMORY", "POORWILL_GRAPHS", "POORWILL_RECORD"),
-    *("POORWILL_LEND", "POORWILL_BROKER"),
+    *("POORWILL_LEND", "POORWILL_BROKER", "POORWILL_PEER_COPIES"),
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"),
 )
 
@@ -129,6 +129,8 @@ def test_a_disk_has_a_limit() -> None:
         ("PREPARE", "off", "neither 0 nor 1"),
         ("GRAPHS", "no", "neither 0 nor 1"),
         ("LEND", "/a", "neither 0 nor 1"),
+        ("PEER_COPIES", "1", "needs POORWILL_LEND=1"),
+        ("PEER_COPIES", "all", "neither 0 nor 1"),
         ("KEEP_BACKUPS", "no", "neither 0 nor 1"),
         ("KEEP_AWAKE", "1", "names 1, which is no tag of vLLM's: there are cudagraph, default, kv_cache"),
         ("KEEP_AWAKE", "weights,Weights,kv", "names Weights, kv, which"),

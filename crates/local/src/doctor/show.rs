@@ -152,11 +152,20 @@ fn link(gpu: &GpuReport) -> String {
 
 /// Both at once, by GPU.
 fn links(others: &[OtherLinkReport]) -> String {
-    let other = |other: &OtherLinkReport| match (&other.together_bytes_per_s, &other.because) {
-        (Some(rate), _) => format!("{} with that of {}", rate_of(*rate), other.id),
-        (None, because) => {
-            format!("not measured with that of {}: {}", other.id, because.as_deref().unwrap_or("–"))
-        }
+    let other = |other: &OtherLinkReport| {
+        let link = match (other.together_bytes_per_s, &other.because) {
+            (Some(rate), _) => format!("{} with that of {}", rate_of(rate), other.id),
+            (None, because) => {
+                format!("not measured with that of {}: {}", other.id, because.as_deref().unwrap_or("–"))
+            }
+        };
+        let memory = match (other.memory_bytes_per_s, other.together_bytes_per_s.zip(other.because.as_ref()))
+        {
+            (Some(rate), _) => format!(", {} from its memory", rate_of(rate)),
+            (None, Some((_, because))) => format!(", not measured from its memory: {because}"),
+            (None, None) => String::new(),
+        };
+        link + &memory
     };
     others.iter().map(other).collect::<Vec<_>>().join("; ")
 }

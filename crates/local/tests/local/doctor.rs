@@ -54,7 +54,7 @@ const GPU: &[&str] = &[
 ];
 const LINK: &[&str] =
     &["width", "width_max", "generation", "generation_max", "to_device_bytes_per_s", "to_host_bytes_per_s"];
-const OTHER_LINK: &[&str] = &["id", "together_bytes_per_s", "because"];
+const OTHER_LINK: &[&str] = &["id", "together_bytes_per_s", "memory_bytes_per_s", "because"];
 const ENGINE: &[&str] = &["gpu_memory_utilization", "memory_bytes", "claims", "kv_cache_bytes", "refused"];
 
 fn int(object: &Value, field: &str) -> u64 {

@@ -100,6 +100,7 @@ fn doctor_lists_the_gpus_before_the_host_device() {
         // Compute capability 8.0.
         assert_eq!(gpu["shared_memory_per_block_bytes"], 163 << 10);
         assert!(gpu["links"][0]["together_bytes_per_s"].is_f64(), "{gpu}");
+        assert!(gpu["links"][0]["memory_bytes_per_s"].is_f64(), "{gpu}");
         assert!(
             gpu["link"]["to_device_bytes_per_s"].is_f64() && gpu["engine"]["gpu_memory_utilization"] == 1.0
         );

@@ -134,7 +134,9 @@ pub struct OtherLinkReport {
     /// Bytes per second to the device over both links at once. Where it is not far above what the own link carries, both
     /// share a port of the computer.
     pub together_bytes_per_s: Option<f64>,
-    /// Why that was not measured.
+    /// Bytes per second to the device from that GPU's memory, in which copies of what sleeps can be kept.
+    pub memory_bytes_per_s: Option<f64>,
+    /// Why one of these was not measured.
     pub because: Option<String>,
 }
 

@@ -19,6 +19,7 @@ mod linux {
     use std::time::{Duration, Instant};
 
     use poorwill_core::budget::{Budget, SourceName};
+    use poorwill_core::peer::PeerMemory;
     use poorwill_core::{ByteSize, Driver};
     use poorwill_driver::cuda::{self, GpuInfo};
     use poorwill_driver::link::{self, LinkSpeed};
@@ -152,11 +153,21 @@ mod linux {
                 let measured = self.check_headroom(memory).and_then(|()| {
                     link::measure_with(device, nth, SAMPLE_BYTES).map_err(|error| error.kind.to_string())
                 });
-                let (together_bytes_per_s, because) = match measured {
-                    Ok(rate) => (Some(rate), None),
-                    Err(because) => (None, Some(because)),
-                };
-                OtherLinkReport { id: format!("cuda:{number}"), together_bytes_per_s, because }
+                let of_memory = self.check_headroom(memory).and_then(|()| {
+                    let peer = device.peer_memory(number).map_err(|error| error.kind.to_string())?;
+                    // Where nothing says it, trying shows it.
+                    if let Some(idle_bytes) = peer.idle_bytes().ok().filter(|bytes| *bytes < SAMPLE_BYTES) {
+                        return Err(format!("it has {} to spare", ByteSize(idle_bytes)));
+                    }
+                    link::measure_memory(device, &peer, SAMPLE_BYTES).map_err(|error| error.kind.to_string())
+                });
+                let because = measured.as_ref().err().or(of_memory.as_ref().err()).cloned();
+                OtherLinkReport {
+                    id: format!("cuda:{number}"),
+                    together_bytes_per_s: measured.ok(),
+                    memory_bytes_per_s: of_memory.ok(),
+                    because,
+                }
             };
             device.links().enumerate().map(report).collect()
         }

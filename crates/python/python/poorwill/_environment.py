@@ -12,6 +12,8 @@ LEND = "POORWILL_LEND"
 """Whether memory that sleeps is lent instead of released."""
 BROKER = "POORWILL_BROKER"
 """The socket of the broker at which it is."""
+PEER_COPIES = "POORWILL_PEER_COPIES"
+"""Whether copies of what sleeps are kept in the idle memory of other GPUs."""
 
 
 def wants_sleep_mode(environ: Mapping[str, str] | None = None) -> bool:
@@ -28,6 +30,19 @@ def lending(environ: Mapping[str, str] | None = None) -> bool | str | None:
     """What `poorwill.arena` is given as `lend`."""
     given = os.environ if environ is None else environ
     return (path(given, BROKER) or True) if switch(given, LEND, False) else None
+
+
+def peer_copies(environ: Mapping[str, str] | None = None) -> bool:
+    """What `poorwill.arena` is given as `peer_copies`."""
+    given = os.environ if environ is None else environ
+    check_peer_copies(given)
+    return switch(given, PEER_COPIES, False)
+
+
+def check_peer_copies(environ: Mapping[str, str]) -> None:
+    """Raises ValueError for copies without a broker."""
+    if switch(environ, PEER_COPIES, False) and not switch(environ, LEND, False):
+        raise ValueError(f"{PEER_COPIES}={environ[PEER_COPIES]!r} needs {LEND}=1: a broker gives copies up")
 
 
 def switch(environ: Mapping[str, str], name: str, default: bool) -> bool:

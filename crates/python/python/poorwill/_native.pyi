@@ -394,6 +394,7 @@ def arena(
     cache_limit: int | str | None = None,
     lend: bool | str | PathLike[str] | None = None,
     links: bool | Sequence[int] | None = None,
+    peer_copies: bool | Sequence[_Device] | None = None,
 ) -> Arena:
     """Opens an arena, or finds the open one: device memory that can sleep and wake.
 
@@ -432,6 +433,11 @@ def arena(
     means the one that POORWILL_BROKER names, or the user's. A broker that is not there is started. Limits go
     by the device's total, not by what is free: where that is too little, the arena asks for what others lend.
     One without `lend` cannot.
+
+    `peer_copies` says in which other GPUs' idle memory sleeps keep copies of what they back up. It is a
+    sequence of devices, or True: all that this process sees and the device reaches. Wakes read copies some
+    seven times as fast as host memory. A broker gives them up when a process asks for memory there, so this
+    takes `lend`. None means False.
 
     Raises BudgetError for a limit that does not fit, or for an unknown budget. Raises PoorwillError where
     the device cannot be opened, cannot lend, or is open with other options.
@@ -897,6 +903,12 @@ class SleepReport:
     def unchecked_bytes(self) -> int:
         """Part of `unchanged_bytes` that was not compared: declared immutable."""
     @property
+    def peer_bytes(self) -> int:
+        """Copied to other devices' memory besides."""
+    @property
+    def peer_refused(self) -> str | None:
+        """Why some of it was not, where that is no lack of memory; None if nothing refused."""
+    @property
     def unused_bytes(self) -> int:
         """Neither copied nor compared: declared unused, in whole granules."""
     @property
@@ -969,6 +981,9 @@ class WakeReport:
     @property
     def linked_bytes(self) -> int:
         """Of the copied bytes, those that came over other GPUs' links."""
+    @property
+    def peer_bytes(self) -> int:
+        """Of the copied bytes, those that came from other devices' memory."""
     @property
     def disk_read_bytes(self) -> int:
         """Read from disk before that."""
@@ -1089,6 +1104,9 @@ class Stats:
     @property
     def lent_bytes(self) -> int:
         """Lent by sleeps: not held, and in use until others need it."""
+    @property
+    def peer_bytes(self) -> int:
+        """Copied to other devices' memory: in use there until others need it."""
     @property
     def resident_bytes(self) -> int:
         """Part of `mapped_bytes` that sleeps without a backup, until others need it."""

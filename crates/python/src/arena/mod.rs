@@ -89,12 +89,18 @@ pub(crate) const DEFAULT: &str = "default";
 /// total, not by what is free: where that is too little, the arena asks for what others lend. One without `lend`
 /// cannot.
 ///
+/// `peer_copies` says in which other GPUs' idle memory sleeps keep copies of what they back up. It is a
+/// sequence of devices, or True: all that this process sees and the device reaches. Wakes read copies some
+/// seven times as fast as host memory. A broker gives them up when a process asks for memory there, so this
+/// takes `lend`. None means False.
+///
 /// Raises BudgetError for a limit that does not fit, or for an unknown budget. Raises PoorwillError where the
 /// device cannot be opened, cannot lend, or is open with other options.
 #[pyfunction]
 #[pyo3(signature = (
     device=None, name="default", *, limit=None, host_limit=None, pageable=false, peers=None, keep_backups=None,
-    compress=None, disk=None, disk_limit=None, cache_limit=None, lend=None, links=None
+    compress=None, disk=None, disk_limit=None, cache_limit=None, lend=None, links=None,
+    peer_copies=None
 ))]
 #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
 pub(crate) fn arena(
@@ -112,6 +118,7 @@ pub(crate) fn arena(
     cache_limit: Option<&Bound<'_, PyAny>>,
     lend: Option<&Bound<'_, PyAny>>,
     links: Option<&Bound<'_, PyAny>>,
+    peer_copies: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Arena> {
     if Tag::new(name).is_err() {
         return Err(invalid(format!(
@@ -135,6 +142,7 @@ pub(crate) fn arena(
     }
     let disk = disk.map(|folder| DiskConfig::in_folder(folder).limited_to(disk_limit_bytes));
     let lending = lend.map(|lend| lending::asked(lend, name)).transpose()?;
+    let peer_copies = peer_copies.map(request::peer_copies).transpose()?;
     let name = name.to_owned();
     let options = ArenaOptions {
         device: spec,
@@ -149,6 +157,7 @@ pub(crate) fn arena(
         links,
         disk,
         lending,
+        peer_copies,
     };
     torch::drop_closed(py);
     registry::open(py, &options).map(Arena::new)

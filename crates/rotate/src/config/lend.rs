@@ -15,6 +15,9 @@ const PATH_BYTES_MAX: usize = 107;
 /// Pools of the process lend what sleeps, unless it is 0.
 pub(crate) const LEND: &str = "POORWILL_LEND";
 
+/// Whether they keep copies in the idle memory of other GPUs.
+pub(crate) const PEER_COPIES: &str = "POORWILL_PEER_COPIES";
+
 /// Where their broker is.
 pub(crate) const BROKER: &str = "POORWILL_BROKER";
 
@@ -24,6 +27,9 @@ pub(super) fn check_environment(model: &Model, lend: Option<&Lend>, mistakes: &m
     let lends = value(LEND).is_some_and(|value| value != "0");
     let reason = "its environment has POORWILL_LEND without a [lend]: add that, or leave it out";
     mistakes.add_if(lends && lend.is_none(), reason);
+    let copies = value(PEER_COPIES).is_some_and(|value| value == "1");
+    let reason = "its environment has POORWILL_PEER_COPIES and no lending: add a [lend], or leave it out";
+    mistakes.add_if(copies && (lend.is_none() || value(LEND).is_some_and(|value| value != "1")), reason);
     let is_other = |broker: &String| lend.is_some_and(|lend| lend.path() != Path::new(broker));
     let reason = "its environment has another POORWILL_BROKER than [lend]: leave it out";
     mistakes.add_if(value(BROKER).is_some_and(is_other), reason);
@@ -33,6 +39,8 @@ pub(super) fn check_environment(model: &Model, lend: Option<&Lend>, mistakes: &m
 #[serde(deny_unknown_fields)]
 pub(super) struct RawLend {
     broker: Option<PathBuf>,
+    #[serde(default)]
+    peer_copies: bool,
 }
 
 impl RawLend {
@@ -65,6 +73,6 @@ impl RawLend {
         if let Some(reason) = reason {
             mistakes.add(reason);
         }
-        Lend { broker: self.broker }
+        Lend { broker: self.broker, peer_copies: self.peer_copies }
     }
 }

@@ -27,7 +27,7 @@ use crate::measure::DeviceDriver;
 
 pub use self::calls::{AsleepCall, Call, HttpApi, SleepCalls};
 pub use self::fleet::Fleet;
-pub(crate) use self::lend::{BROKER, LEND};
+pub(crate) use self::lend::{BROKER, LEND, PEER_COPIES};
 pub use self::names::{Selector, Strategy};
 pub use self::traces::TraceExport;
 pub use poorwill_front::file::{ConfigError, FilePlace, read as read_text};
@@ -89,6 +89,8 @@ pub enum MemorySource {
 pub struct Lend {
     /// The socket of the broker; its user's usual one if absent.
     pub broker: Option<PathBuf>,
+    /// Whether they keep copies in the idle memory of the other GPUs that each of them sees.
+    pub peer_copies: bool,
 }
 
 impl Lend {

@@ -650,8 +650,7 @@ fn entries_of(
 fn entry(config: &Config, model: &config::Model, tools: Tools<'_>) -> Result<Entry, ServiceError> {
     let engine = tools.engine(model)?;
     let supervisor = model.start.as_ref().map(|start| {
-        let broker = config.lend.as_ref().map(config::Lend::path);
-        let start = of_lending(start.clone(), broker.as_deref());
+        let start = of_lending(start.clone(), config.lend.as_ref());
         Supervisor::new(&model.name, start, config.state.as_deref())
             .map(Arc::new)
             .map_err(|source| ServiceError::Supervise { model: model.name.clone(), source })

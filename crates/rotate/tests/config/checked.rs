@@ -1031,6 +1031,10 @@ fn engines_lend_where_gpus_are_measured_by_nvml_or_have_a_folder() {
     assert_eq!(parsed(model).unwrap().lend, None);
     let lend = parsed(&format!("[lend]\n{model}")).unwrap().lend.unwrap();
     assert_eq!(lend.path(), poorwill::broker::default_path());
+    assert!(
+        !lend.peer_copies
+            && parsed(&format!("[lend]\npeer_copies = true\n{model}")).unwrap().lend.unwrap().peer_copies
+    );
     let named = parsed(&format!("[lend]\nbroker = \"/run/b.sock\"\n[memory]\nmeasure = \"nvml\"\n{model}"));
     assert_eq!(named.unwrap().lend.unwrap().path(), std::path::Path::new("/run/b.sock"));
     let simulated = "[memory]\nmeasure = \"processes\"\ngpu = \"8GiB\"\n";
@@ -1056,6 +1060,12 @@ fn engines_lend_where_gpus_are_measured_by_nvml_or_have_a_folder() {
     let lends = refused(&engine("POORWILL_LEND = \"1\""));
     assert!(lends.contains("POORWILL_LEND without a [lend]"), "{lends}");
     assert!(parsed(&engine("POORWILL_LEND = \"0\"")).is_ok());
+    let copies = engine("POORWILL_PEER_COPIES = \"1\"");
+    assert!(parsed(&format!("[lend]\n{copies}")).is_ok());
+    let off = engine("POORWILL_LEND = \"0\", POORWILL_PEER_COPIES = \"1\"");
+    for refusal in [refused(&copies), refused(&format!("[lend]\n{off}"))] {
+        assert!(refusal.contains("POORWILL_PEER_COPIES and no lending"), "{refusal}");
+    }
     let other = refused(&format!("[lend]\n{}", engine("POORWILL_BROKER = \"/other\"")));
     assert!(other.contains("another POORWILL_BROKER"), "{other}");
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use poorwill_rotate::config::{Config, Hibernate, MemorySource};
+use poorwill_rotate::config::{Config, Hibernate, Lend, MemorySource};
 use poorwill_rotate::measure::DeviceDriver;
 
 /// Key, type, default, meaning.
@@ -337,12 +337,20 @@ pub(super) fn sections() -> Vec<(&'static str, &'static str, Vec<Key>)> {
         (
             "[lend]",
             "[lend]",
-            vec![(
-                "broker",
-                "path",
-                "this user's: `poorwill/broker-v1.sock` in `$XDG_RUNTIME_DIR`, or else `/tmp/poorwill-UID/broker-v1.sock`".to_owned(),
-                "whole path of the broker's socket; the service serves it, unless another process does",
-            )],
+            vec![
+                (
+                    "broker",
+                    "path",
+                    "this user's: `poorwill/broker-v1.sock` in `$XDG_RUNTIME_DIR`, or else `/tmp/poorwill-UID/broker-v1.sock`".to_owned(),
+                    "whole path of the broker's socket; the service serves it, unless another process does",
+                ),
+                (
+                    "peer_copies",
+                    "boolean",
+                    plain(Lend::default().peer_copies),
+                    "whether engines keep copies in the idle memory of the other GPUs that they see ([how](../lend.md#copies-on-neighbours))",
+                ),
+            ],
         ),
         (
             "[[model]]",

@@ -8,9 +8,11 @@ from typing import Literal, cast
 from poorwill import _cache
 from poorwill._environment import BROKER as BROKER
 from poorwill._environment import LEND as LEND
+from poorwill._environment import PEER_COPIES as PEER_COPIES
 from poorwill._environment import SLEEP_MODE as SLEEP_MODE
 from poorwill._environment import WAKE_TIMEOUT as WAKE_TIMEOUT
 from poorwill._environment import WAKE_TIMEOUT_S
+from poorwill._environment import check_peer_copies as _check_peer_copies
 from poorwill._environment import choice as _choice
 from poorwill._environment import folder as _folder
 from poorwill._environment import path as _path
@@ -79,6 +81,8 @@ class Environment:
     """Whether sleeps lend memory: it stays on the GPU until another process needs it"""
     broker: str | None = None
     """The broker at which they do; by default the user's own"""
+    peer_copies: bool = False
+    """Whether sleeps keep copies in the idle memory of the other GPUs that it sees; with `POORWILL_LEND`"""
     graphs: bool = True
     """Whether CUDA graphs sleep on one GPU, from 0.32 on; `0`: only with `--sleep-mode-offload-cudagraph`"""
     wake_timeout_s: float = WAKE_TIMEOUT_S
@@ -108,6 +112,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
     """
     given = os.environ if environ is None else environ
     default = Environment()
+    _check_peer_copies(given)
     if given.get(DISK_LIMIT, "").strip() and not given.get(DISK, "").strip():
         raise ValueError(f"{DISK_LIMIT}={given[DISK_LIMIT]!r} bounds a disk, and {DISK} names none: set both")
     return Environment(
@@ -126,6 +131,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         disk_limit_bytes=_bytes(given, DISK_LIMIT),
         lend=_switch(given, LEND, default.lend),
         broker=_path(given, BROKER),
+        peer_copies=_switch(given, PEER_COPIES, default.peer_copies),
         graphs=_switch(given, GRAPHS, default.graphs),
         wake_timeout_s=_seconds(given, WAKE_TIMEOUT, default.wake_timeout_s),
         ranks_timeout_s=_seconds(given, RANKS_TIMEOUT, default.ranks_timeout_s),

@@ -81,6 +81,7 @@ class Allocator:
         wake_timeout_s: float = 0.0,
         keep_awake: tuple[str, ...] = (),
         lend: bool | str | None = None,
+        peer_copies: bool = False,
     ) -> "Allocator":
         """Opens the process's allocator, over an arena with these limits.
 
@@ -112,6 +113,7 @@ class Allocator:
             disk=disk,
             disk_limit=disk_limit_bytes,
             lend=lend,
+            peer_copies=peer_copies,
         )
         cls.instance = cls(arena, wake_timeout_s=wake_timeout_s, keep_awake=keep_awake)
         return cls.instance

@@ -164,6 +164,7 @@ class Worker(gpu_worker.Worker):  # type: ignore[misc]
             wake_timeout_s=self._environment.wake_timeout_s,
             keep_awake=self._environment.keep_awake,
             lend=self._environment.lending(),
+            peer_copies=self._environment.peer_copies,
         )
         self._is_its_owner = self._allocator is not before
         if self._is_its_owner:

@@ -76,6 +76,14 @@ def lending() -> bool | str | None:
         raise SaverError(str(error)) from None
 
 
+def peer_copies() -> bool:
+    """What an arena is given as `peer_copies`. Raises SaverError for a bad value."""
+    try:
+        return _environment.peer_copies()
+    except ValueError as error:
+        raise SaverError(str(error)) from None
+
+
 def disk_folder() -> str | None:
     """The folder of the disk tier, if one is named."""
     return os.environ.get("TMS_DISK_BACKUP_DIR") or os.environ.get("POORWILL_DISK") or None

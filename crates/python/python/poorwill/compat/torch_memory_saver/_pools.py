@@ -127,6 +127,7 @@ class Pools:
                 compress=_environment.compress(),
                 disk=self._disk,
                 lend=_environment.lending(),
+                peer_copies=_environment.peer_copies(),
             )
             _native.torch_set_margin(arena, self._margin_bytes)
             self._arenas[ordinal] = arena
