@@ -26,13 +26,14 @@ import common  # noqa: E402
 import long_answers  # noqa: E402
 import models  # noqa: E402
 import rotation  # noqa: E402
+import same_bytes  # noqa: E402
 import server  # noqa: E402
 import sleep  # noqa: E402
 import taken  # noqa: E402
 import turns  # noqa: E402
 import web  # noqa: E402
 
-SCRIPTS = ["sleep", "server", "table", "connectors", "turns", "long_answers"]
+SCRIPTS = ["sleep", "same_bytes", "server", "table", "connectors", "turns", "long_answers"]
 
 
 def printed(action) -> list[dict]:
@@ -50,6 +51,39 @@ class Folder(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
+
+
+class SameBytes(Folder):
+    def start(self, memory: bytes, tensors: list[tuple[int, int, str]]) -> list[dict]:
+        """Of a segment at 10 MiB whose last block is free."""
+        mib, at = 1 << 20, 10 << 20
+        blocks = [
+            {"addr": at, "bytes": 5 * mib, "kind": "live"},
+            {"addr": at + 5 * mib, "bytes": 3 * mib, "kind": "unmapped"},
+        ]
+        placed = [(at + first, size, name) for first, size, name in tensors]
+
+        def read(addr: int, size: int) -> bytes:
+            return memory[addr - at : addr - at + size]
+
+        return same_bytes.granules([{"addr": at, "blocks": blocks}], placed, read)
+
+    def test_granules_are_compared_by_place_content_and_owner(self):
+        tensors = [(0, 3 << 20, "a"), (4 << 20, 100, "b")]
+        memory = bytearray(b"".join(bytes([value]) * (2 << 20) for value in (1, 2, 3, 4)))
+        first = self.start(bytes(memory), tensors)
+        self.assertEqual([granule["names"] for granule in first], [["a"], ["a"], ["b"]])
+        same = same_bytes.compared([first, self.start(bytes(memory), tensors)])
+        self.assertEqual((same["same_place"], same["same_content"]), ([3], [3]))
+        self.assertEqual(same["distinct"], [3, 3])
+        memory[(4 << 20) + 200] = 9  # of no tensor
+        memory[5] = 9
+        other = same_bytes.compared([first, self.start(bytes(memory), tensors)])
+        self.assertEqual((other["same_place"], other["same_content"]), ([1], [1]))
+        self.assertEqual((other["other_bytes_only"], other["tensors_differ"]), ([1], [{"a": 1}]))
+        moved = [{**granule, "place": [1, nth]} for nth, granule in enumerate(first)]
+        moved = same_bytes.compared([first, moved])
+        self.assertEqual((moved["same_place"], moved["same_content"]), ([0], [3]))
 
 
 class Common(Folder):
