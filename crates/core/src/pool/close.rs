@@ -42,6 +42,8 @@ impl Shared {
         } else {
             self.forget_clocks();
         }
+        // While there are the streams that it may have to wait for.
+        self.opened().recover(self.driver());
         let mut memory = self.lock_memory_anyway();
         let swept = self.sweep(&mut memory);
         let streams: Vec<StreamId> = self.streams().all().collect();

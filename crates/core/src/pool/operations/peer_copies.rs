@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use crate::digest::Digest;
 use crate::driver::{DriverError, DriverErrorKind, Pending};
-use crate::lend::Lent;
+use crate::lend::{BrokerError, Lent};
 use crate::peer::Peer;
 use crate::pool::parts::backups::Stored;
 use crate::pool::parts::open_copies::{CopyAtHand, OpenCopies};
@@ -60,45 +60,73 @@ impl Shared {
     /// backups.
     pub(super) fn copy_to_peers(&self, tags: &BTreeSet<TagKey>, leaving: &[Location]) -> PeerCopied {
         let mut copied = PeerCopied::default();
-        if self.peers().is_empty() {
+        // Where digests are slow, a copy that is not its backup's would be found late.
+        if self.peers().is_empty() || !self.driver().info().fast_digests {
             return copied;
         }
         let (mut wanted, current) = self.lock_state().copies_wanted(tags, leaving);
         self.give_up_left_copies();
-        // Brokers may have given some up while the tags were awake.
-        let (mut back, gone) = self.taken_back(&current);
-        wanted.extend(gone.into_iter().map(|(location, copy)| (location, copy.digests)));
+        wanted.extend(self.gone_of(&current).into_iter().map(|(location, copy)| (location, copy.digests)));
         wanted.sort_by_key(|(_, digests)| std::cmp::Reverse(digests.len()));
         wanted.truncate(COPIES_MAX.saturating_sub(self.lock_state().peer_copies().len()));
+        let mut opened = Vec::new();
         for (peer, held) in self.made_at_peers(wanted, &mut copied) {
-            let open = self.announce_open(peer, held);
-            if let Err(error) = self.opened().map(self.driver(), &open) {
-                copied.refuse(&self.peers()[peer], &error);
-                drop(self.closed(&open));
-                continue;
-            }
-            let copies = open.write(
-                |nth| self.streams().save(nth),
-                |stream, part| self.driver().copy_within(stream, &[part]),
-            );
-            // All are awaited: the bytes may change once the sleep is undone.
-            for (location, copy) in copies {
-                if let Err(error) = copy.and_then(Pending::wait) {
+            let hand_over = self.opened().hand_over();
+            let open = self.opened().add(peer, held);
+            let announced = self.announce(peer, 0);
+            drop(hand_over);
+            match announced {
+                Ok(()) => opened.push(open),
+                Err(error) => {
                     copied.refuse(&self.peers()[peer], &error);
-                    open.spoil(location.1);
+                    drop(self.opened().close(self.driver(), &open));
                 }
             }
-            let made = self.closed(&open);
-            copied.bytes += made.iter().map(|held| held.copy.bytes).sum::<u64>();
-            back.entry(peer).or_default().extend(made);
         }
-        for (peer, held) in back {
-            if let Err(error) = self.lend_copies(peer, held) {
-                copied.bytes = 0;
-                copied.refuse(&self.peers()[peer], &error);
-            }
+        for open in opened {
+            self.copy_to_peer(&open, &mut copied);
         }
         copied
+    }
+
+    fn copy_to_peer(&self, open: &Arc<OpenCopies>, copied: &mut PeerCopied) {
+        let peer = &self.peers()[open.peer()];
+        let mapped = self.opened().map(self.driver(), open);
+        let is_mapped = mapped.map_err(|error| copied.refuse(peer, &error)).is_ok();
+        let copies = open
+            .write(|nth| self.streams().save(nth), |stream, part| self.driver().copy_within(stream, &[part]));
+        // All are awaited: the bytes may change once the sleep is undone.
+        for (location, copy) in copies {
+            if let Err(error) = copy.and_then(Pending::wait) {
+                copied.refuse(peer, &error);
+                open.spoil(location.1);
+            }
+        }
+        let _hand_over = self.opened().hand_over();
+        let made = self.opened().close(self.driver(), open).filter(|_| is_mapped).unwrap_or_default();
+        let bytes: u64 = made.iter().map(|held| held.copy.bytes).sum();
+        match self.lend_copies(open.peer(), made) {
+            Ok(()) => copied.bytes += bytes,
+            Err(error) => copied.refuse(peer, &error),
+        }
+        // A broker that does not hear of it asks in vain.
+        let _ = self.announce(open.peer(), 0);
+    }
+
+    /// Those of these that brokers have given up.
+    fn gone_of(&self, current: &[(Location, PeerCopy)]) -> Vec<(Location, PeerCopy)> {
+        let _hand_over = self.opened().hand_over();
+        let (back, gone) = self.taken_back(current);
+        for (peer, held) in back {
+            // A refusal costs the copies.
+            let _ = self.lend_copies(peer, held);
+        }
+        gone
+    }
+
+    /// Says what is at hand of a peer's, and will be, so that it is asked for.
+    fn announce(&self, peer: usize, more_bytes: u64) -> Result<(), BrokerError> {
+        self.peers()[peer].broker.announce(self.opened().bytes_of(peer) + more_bytes)
     }
 
     /// Memory for these, where other devices have some.
@@ -171,24 +199,8 @@ impl Shared {
         (back, gone)
     }
 
-    /// From now on they are given up if their broker is asked.
-    fn announce_open(&self, peer: usize, held: Vec<CopyAtHand>) -> Arc<OpenCopies> {
-        let bytes = held.iter().map(|held| held.copy.bytes).sum();
-        let open = self.opened().add(peer, held);
-        // A broker that does not hear of it asks in vain.
-        let _ = self.peers()[peer].broker.announce(bytes);
-        open
-    }
-
-    /// What is left of them, and of use.
-    fn closed(&self, open: &Arc<OpenCopies>) -> Vec<CopyAtHand> {
-        let Some(held) = self.opened().close(self.driver(), open) else { return Vec::new() };
-        let _ = self.peers()[open.peer()].broker.announce(0);
-        held
-    }
-
     /// Gives copies to their broker. What it does not take is gone.
-    fn lend_copies(&self, peer: usize, held: Vec<CopyAtHand>) -> Result<(), impl Display + use<>> {
+    fn lend_copies(&self, peer: usize, held: Vec<CopyAtHand>) -> Result<(), BrokerError> {
         let (mut lent, mut copies) = (Vec::new(), Vec::new());
         for CopyAtHand { location, copy, descriptor } in held {
             // Losing it costs least of all.
@@ -212,24 +224,39 @@ impl Shared {
             return Vec::new();
         }
         let known = self.lock_state().copies_of(tags);
+        let hand_over = self.opened().hand_over();
+        for peer in 0..self.peers().len() {
+            let of_peer = known.iter().filter(|(_, copy)| copy.peer == peer);
+            let bytes: u64 = of_peer.map(|(_, copy)| copy.bytes).sum();
+            if bytes > 0 {
+                // A broker that does not hear of it asks in vain.
+                let _ = self.announce(peer, bytes);
+            }
+        }
         let (back, _) = self.taken_back(&known);
-        let opened = back.into_iter().map(|(peer, held)| {
-            let open = self.announce_open(peer, held);
-            // What cannot be mapped is not read.
-            let _ = self.opened().map(self.driver(), &open);
-            open
-        });
-        opened.collect()
+        let opened: Vec<Arc<OpenCopies>> =
+            back.into_iter().map(|(peer, held)| self.opened().add(peer, held)).collect();
+        drop(hand_over);
+        // What cannot be mapped is not read.
+        opened.iter().for_each(|open| _ = self.opened().map(self.driver(), open));
+        opened
     }
 
     /// Nothing is to be queued there any more. The brokers have the copies again.
     pub(super) fn close_copies(&self, open: Vec<Arc<OpenCopies>>) {
         for open in open {
-            let known = self.lock_state().peer_copies().of_peer(open.peer());
-            let mut held = self.closed(&open);
-            held.retain(|held| known.get(&held.location) == Some(&held.copy));
+            let peer = open.peer();
+            let _hand_over = self.opened().hand_over();
+            let Some(mut held) = self.opened().close(self.driver(), &open) else { continue };
+            let mut state = self.lock_state();
+            held.retain(|held| state.peer_copies().get(held.location) == Some(&held.copy));
+            let kept: BTreeSet<Location> = held.iter().map(|held| held.location).collect();
+            let gone = open.locations().iter().filter(|location| !kept.contains(location));
+            gone.for_each(|location| state.peer_copies_mut().forget(*location));
+            drop(state);
             // A refusal costs the copies.
-            let _ = self.lend_copies(open.peer(), held);
+            let _ = self.lend_copies(peer, held);
+            let _ = self.announce(peer, 0);
         }
     }
 

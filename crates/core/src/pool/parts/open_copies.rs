@@ -27,7 +27,9 @@ pub(in crate::pool) struct CopyAtHand {
 #[derive(Debug)]
 pub(in crate::pool) struct OpenCopies {
     peer: usize,
-    inner: Mutex<AtHand>,
+    /// Where it began with some.
+    locations: Vec<Location>,
+    at_hand: Mutex<AtHand>,
 }
 
 #[derive(Debug, Default)]
@@ -53,15 +55,35 @@ struct Window {
 /// All that are open in a pool, and what the driver has refused to unmap.
 #[derive(Debug, Default)]
 pub(in crate::pool) struct Opened {
+    /// Held while copies are between a broker and the pool: who is asked for them waits until they are in one place.
+    hand_over: Mutex<()>,
     open: Mutex<Vec<Arc<OpenCopies>>>,
     left: Mutex<Vec<Window>>,
 }
 
 impl Opened {
+    /// While the guard lives, copies change hands.
+    pub(in crate::pool) fn hand_over(&self) -> MutexGuard<'_, ()> {
+        lock(&self.hand_over)
+    }
+
+    /// What is at hand of this peer's, in bytes.
+    pub(in crate::pool) fn bytes_of(&self, peer: usize) -> u64 {
+        let open = lock(&self.open);
+        let of_peer = open.iter().filter(|open| open.peer == peer);
+        of_peer
+            .flat_map(|open| lock(&open.at_hand).held.iter().map(|held| held.copy.bytes).collect::<Vec<_>>())
+            .sum()
+    }
+
     /// From now on they can be given up.
     pub(in crate::pool) fn add(&self, peer: usize, mut held: Vec<CopyAtHand>) -> Arc<OpenCopies> {
         held.sort_by_key(|held| held.location.1);
-        let copies = Arc::new(OpenCopies { peer, inner: Mutex::new(AtHand { held, ..AtHand::default() }) });
+        let copies = Arc::new(OpenCopies {
+            peer,
+            locations: held.iter().map(|held| held.location).collect(),
+            at_hand: Mutex::new(AtHand { held, ..AtHand::default() }),
+        });
         lock(&self.open).push(Arc::clone(&copies));
         copies
     }
@@ -69,7 +91,10 @@ impl Opened {
     /// Maps them.
     pub(in crate::pool) fn map(&self, driver: &dyn Driver, copies: &OpenCopies) -> Result<(), DriverError> {
         self.recover(driver);
-        let mut inner = lock(&copies.inner);
+        let mut inner = lock(&copies.at_hand);
+        if inner.held.is_empty() {
+            return Ok(()); // Given up already.
+        }
         let mut window = Window::default();
         match window.map(driver, &inner.held) {
             Ok(()) => {
@@ -90,19 +115,20 @@ impl Opened {
         copies: &Arc<OpenCopies>,
     ) -> Option<Vec<CopyAtHand>> {
         lock(&self.open).extract_if(.., |open| Arc::ptr_eq(open, copies)).next()?;
-        let AtHand { mut held, window, bad } = std::mem::take(&mut *lock(&copies.inner));
+        let AtHand { mut held, window, bad } = std::mem::take(&mut *lock(&copies.at_hand));
         // What stays mapped stays in use there, and nothing else may have it.
         let is_unmapped = window.is_none_or(|window| self.unmap(driver, window));
         held.retain(|held| is_unmapped && !bad.contains(&held.location));
         Some(held)
     }
 
-    /// Gives up those of this peer. Returns the bytes. Waits for work that is queued there.
+    /// Gives up those of this peer. Returns the bytes. Waits for work that is queued there, and for a hand-over.
     pub(in crate::pool) fn give_up(&self, driver: &dyn Driver, peer: usize) -> u64 {
+        let _in_one_place = self.hand_over();
         let open: Vec<Arc<OpenCopies>> =
             lock(&self.open).iter().filter(|open| open.peer == peer).cloned().collect();
         let given_up = |copies: Arc<OpenCopies>| {
-            let mut inner = lock(&copies.inner);
+            let mut inner = lock(&copies.at_hand);
             let AtHand { held, window, .. } = std::mem::take(&mut *inner);
             let bytes: u64 = held.iter().map(|held| held.copy.bytes).sum();
             if window.is_none_or(|window| self.unmap(driver, window)) { bytes } else { 0 }
@@ -130,13 +156,17 @@ impl OpenCopies {
         self.peer
     }
 
+    pub(in crate::pool) fn locations(&self) -> &[Location] {
+        &self.locations
+    }
+
     /// What queues copies to all of them, each from its chunk.
     pub(in crate::pool) fn write<T>(
         &self,
         stream: impl Fn(usize) -> StreamId,
         mut queue: impl FnMut(StreamId, MovePart) -> T,
     ) -> Vec<(Location, T)> {
-        let mut inner = lock(&self.inner);
+        let mut inner = lock(&self.at_hand);
         let AtHand { held, window: Some(window), .. } = &mut *inner else { return Vec::new() };
         let copy = |(nth, held): (usize, &CopyAtHand)| {
             let to = DeviceRange::new(window.mapped[nth].addr, held.copy.bytes);
@@ -155,7 +185,7 @@ impl OpenCopies {
         stream: StreamId,
         queue: impl FnOnce(&[MovePart]) -> T,
     ) -> Option<T> {
-        let mut inner = lock(&self.inner);
+        let mut inner = lock(&self.at_hand);
         let parts = inner.parts(granule_bytes, granules)?;
         inner.window.as_mut()?.streams.insert(stream);
         Some(queue(&parts))
@@ -163,12 +193,12 @@ impl OpenCopies {
 
     /// Whether [`Self::read`] would find these.
     pub(in crate::pool) fn has(&self, granule_bytes: u64, granules: &[(u64, Digest)]) -> bool {
-        lock(&self.inner).parts(granule_bytes, granules).is_some()
+        lock(&self.at_hand).parts(granule_bytes, granules).is_some()
     }
 
     /// That with this granule has other bytes, or none: it is not read again.
     pub(in crate::pool) fn spoil(&self, addr: u64) {
-        let mut inner = lock(&self.inner);
+        let mut inner = lock(&self.at_hand);
         if let Some(nth) = inner.at(addr) {
             let location = inner.held[nth].location;
             inner.bad.insert(location);
@@ -177,7 +207,7 @@ impl OpenCopies {
 
     /// Waits for all that was queued there.
     pub(in crate::pool) fn settle(&self, driver: &dyn Driver) -> Result<(), DriverError> {
-        let mut inner = lock(&self.inner);
+        let mut inner = lock(&self.at_hand);
         inner.window.as_mut().map_or(Ok(()), |window| window.settle(driver))
     }
 }

@@ -42,11 +42,6 @@ impl PeerCopies {
         self.copies.range((key, 0)..=(key, u64::MAX)).map(|(location, copy)| (*location, copy))
     }
 
-    pub(in crate::pool) fn of_peer(&self, peer: usize) -> BTreeMap<Location, PeerCopy> {
-        let of_peer = self.copies.iter().filter(|(_, copy)| copy.peer == peer);
-        of_peer.map(|(location, copy)| (*location, copy.clone())).collect()
-    }
-
     /// A broker holds it.
     pub(in crate::pool) fn insert(&mut self, location: Location, copy: PeerCopy) {
         self.forget(location);

@@ -686,11 +686,11 @@ impl<'a> Filler<'a> {
         }
         let started = Instant::now();
         self.await_digests(0);
+        self.spoil_what_differs();
         if let Some(failed) = self.failed {
             return Err(failed);
         }
         (woken.linked_bytes, woken.peer_bytes) = (self.linked_bytes, self.peer_bytes);
-        self.spoil_what_differs();
         let Arrived { equal, chosen, others } = arrived(self.queued);
         let mut verified = self.shared.verify(&chosen, &others)?;
         verified.equal_bytes += equal * self.shared.shape().granule_bytes;
